@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 _RUN = "run:"
+_ASKED_NOTHING = ("agent", "tasks")
+"""Of a past nobody is asked again."""
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
 Into = Annotated[str, typer.Option("--into", help="Name of the new run.")]
 File = Annotated[Path | None, typer.Argument(help="A TOML file with the new run's settings; else the source's own.")]
@@ -114,7 +116,11 @@ def replay(
     meant = meant_history(from_, to, kafka, runs_dir, into, from_file, where)
     flags: dict[str, Any] = {"run": into, **set_flags(set_ or [])}
     of_source = meant.source.settings
-    settings = load_over(of_source, flags) if file is None else load_settings(file, flags, for_training=False)
+    settings = (
+        load_over(of_source, flags, unused=(*_ASKED_NOTHING, "reward"))
+        if file is None
+        else load_settings(file, flags, for_training=False)
+    )
     asked = _Asked(where=where, rate=rate, dry_run=dry_run, only=only, mode=mode)
     _go(meant, asked, settings, runs_dir / into, as_json=as_json, reclose=reclose)
 
@@ -148,7 +154,7 @@ def regrade(
     flags: dict[str, Any] = {"run": into, "reward.names": '["reward"]', **set_flags(set_ or [])}
     if "reward.grader" in flags:
         raise ConfigurationError("--grader names the grader, and so does --set reward.grader; leave one of them out")
-    settings = load_over(meant.source.settings, {**flags, "reward.grader": grader})
+    settings = load_over(meant.source.settings, {**flags, "reward.grader": grader}, unused=_ASKED_NOTHING)
     assert settings.reward is not None and settings.reward.grader is not None
     asked = _Asked(where=where, rate=rate, dry_run=dry_run, only=only, mode=mode)
     digest = file_digest(settings.reward.grader)

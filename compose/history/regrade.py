@@ -187,8 +187,14 @@ def file_digest(grader: str) -> str:
 def check_grader(settings: RunSettings) -> None:
     """Starts the grader once. Raises ConfigurationError where it cannot be imported, or no runner ran anything."""
     reward, agent = _sections(settings)
-    with tempfile.TemporaryDirectory() as folder, Regrader(reward, agent, Path(folder), RecordedTasks(), replaced=()):
-        pass
+    try:
+        with tempfile.TemporaryDirectory() as logs, Regrader(reward, agent, Path(logs), RecordedTasks(), replaced=()):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"--grader: cannot start its process, by the [agent] section's Python and in its folder: {error}; where "
+            "they have moved, name them by --set agent.python=.. and --set agent.cwd=.."
+        ) from error
 
 
 def _sections(settings: RunSettings) -> tuple[RewardConfig, AgentConfig]:

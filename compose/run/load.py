@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,14 +82,17 @@ def load(
     return settings
 
 
-def load_over(settings: RunSettings, flags: Mapping[str, Any]) -> RunSettings:
-    """A run's own settings, and flags above them. Raises ConfigurationError as `load`."""
+def load_over(settings: RunSettings, flags: Mapping[str, Any], *, unused: Collection[str] = ()) -> RunSettings:
+    """A run's own settings, and flags above them. Raises ConfigurationError as `load`.
+
+    `unused`: sections whose files nobody will open, so that they may be gone.
+    """
     above: dict[str, Any] = {}
     for name, value in flags.items():
         _put(above, name, value, f"flag for {name}")
     _absolute_paths(above, Path.cwd())
     made = _build(RunSettings, _merged(_without_none(msgspec.to_builtins(settings)), above))
-    _check_paths(made)
+    _check_paths(made, unused)
     return made
 
 
@@ -254,9 +257,11 @@ def _absolute(text: str, kind: PathKind, folder: Path) -> str:
     return f"{Path(folder, Path(file).expanduser())}{colon}{function}" if file else text
 
 
-def _check_paths(settings: RunSettings) -> None:
+def _check_paths(settings: RunSettings, unused: Collection[str] = ()) -> None:
     """Raises ConfigurationError unless what the settings name is there."""
     for name in settings.__struct_fields__:
+        if name in unused:
+            continue
         section = getattr(settings, name)
         for key, kind in section.path_kinds().items() if isinstance(section, Section) else ():
             path = f"{name}.{key}"

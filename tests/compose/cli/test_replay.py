@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.compose.run.test_run_dir import SETTINGS
 from tracegrad.compose.cli import app
-from tracegrad.compose.cli.replay import moment_ms, rate_of, replay
+from tracegrad.compose.cli.replay import moment_ms, rate_of, regrade, replay
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.broker import open_broker
 from tracegrad.compose.history.request import ReplayRequest, remember
@@ -108,6 +108,30 @@ def test_what_cannot_be_is_refused_before_anything_is_opened_or_written(
     with pytest.raises(ConfigurationError, match=message):
         replay(**given, runs_dir=runs)
     assert sorted(mark.parent.name for mark in runs.glob("*/run.json")) == ["mine"]
+    assert not (runs / "new").exists()
+
+
+@pytest.mark.parametrize("is_regraded", [False, True])
+def test_what_nobody_is_asked_again_may_be_gone(runs: Path, is_regraded: bool) -> None:
+    """The agent, the tasks, and of a replay the grader, have been moved since."""
+    (runs / "tasks.jsonl").unlink()
+    (runs / "grade.py").unlink()
+    with pytest.raises(RuntimeError, match="opened mine"):
+        if is_regraded:
+            regrade(_strict(runs), from_="run:mine", into="new", set_=[f"agent.cwd={runs}"], runs_dir=runs)
+        else:
+            replay(from_="run:mine", into="new", runs_dir=runs)
+
+
+def _strict(runs: Path) -> str:
+    (runs / "strict.py").write_text("def grade(task, output, attempt): ...")
+    return f"{runs / 'strict.py'}:grade"
+
+
+def test_a_grader_whose_folder_is_gone_is_told_which_keys_name_it(runs: Path) -> None:
+    """It works where the agent did."""
+    with pytest.raises(ConfigurationError, match=r"No such file .* --set agent\.cwd"):
+        regrade(_strict(runs), from_="run:mine", into="new", set_=["agent.cwd=/nowhere"], runs_dir=runs)
     assert not (runs / "new").exists()
 
 
