@@ -156,16 +156,14 @@ class Refold:
         return self._held.setdefault(number, _Held())
 
     def _hold(self, output: Output, here: Sequence[Claim]) -> None:
-        """Facts go to the episode that they were in."""
+        """Facts go to the episode that they were in; to two, where a killed worker's came again when one had closed."""
         key = whose_facts(output.value)
         claims = [claim for claim in here if claim.key == key and not claim.is_feedback]
         # One that names more than it was made of may name what another was made of.
-        exact = (claim for claim in claims if self._recorded.episodes[claim.episode].is_exact)
-        claim = next(exact, claims[0] if claims else None)
-        if claim is None:
-            self.counts["unclaimed"] += 1
-        else:
+        exact = [claim for claim in claims if self._recorded.episodes[claim.episode].is_exact]
+        for claim in exact or claims[:1]:
             self._holder(claim.episode).facts.append(output)
+        self.counts["unclaimed"] += not claims
 
     def _make(self, number: int) -> Iterator[Output]:
         episode, held = self._recorded.episodes[number], self._held.pop(number, _Held())

@@ -14,13 +14,14 @@ from tests.consumers.history.source_run import SourceRun
 from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation
-from tests.streams.make import RUN_HASH, TOPICS, config
+from tests.streams.make import RUN_HASH, TOPICS, agent_span, config, otlp
 from tracegrad.consumers.history.choose import Window, bounds_of
 from tracegrad.consumers.history.merge import merged
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.consumers.history.recorded import Recorded
 from tracegrad.consumers.history.refold import Refold
 from tracegrad.consumers.history.replay import History, Progress, replay
+from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.metrics import Metrics
@@ -181,6 +182,24 @@ def test_of_two_episodes_with_one_key_the_one_that_names_exactly_a_record_gets_i
     outputs += refold.finish()
     made = [output.value for output in outputs if output.topic is Topic.EPISODES]
     assert sorted(made) == sorted(source.values(Topic.EPISODES))
+
+
+def test_what_came_twice_is_again_in_both_episodes_that_have_it() -> None:
+    """A worker that was killed gives the next stretch of a conversation what the one before has closed with."""
+    source, key, trace = SourceRun(RULES), conversation_key("c-17"), "ab" * 16
+    first, second = conversation(("a", True), ("b", True), key=key, trace_id=trace)
+    source.live([first, otlp(agent_span(trace, 1, "solver", gen_ai__conversation__id="c-17"))], Random(1), pause_s=0.0)
+    source.feed(second)
+    for record in [one for one in source.log[Topic.EPISODE_EVENTS] if one.key == trace.encode()]:
+        source.append(Topic.EPISODE_EVENTS, record.value, record.key, headers=record.headers)
+    source.live([], Random(1), pause_s=0.0)
+    made = source.values(Topic.EPISODES)
+    assert [EPISODES.decode(value).num_spans for value in made] == [1, 1]
+    refold = refold_of(source.recorded())
+    history = history_of(past := source.past())
+    refold.give_up(history.bounds)
+    outputs = [output for record in merged(past, history.bounds) for output in refold.take(record)]
+    assert [output.value for output in outputs if output.topic is Topic.EPISODES] == made
 
 
 def test_a_dry_run_counts_alike_and_writes_nothing(source: SourceRun) -> None:
