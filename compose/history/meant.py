@@ -52,7 +52,9 @@ def meant(request: ReplayRequest, source: Wiring) -> History:
             f"--grader: expected episodes of run {source.record.name}, whose outputs could be graded, got none"
         )
     _tell_cut(found, kept)
-    recorded = chosen(found, window, fitting(log, topics, request.where) if request.where else None)
+    recorded = chosen(
+        found, window, fitting(log, topics, request.where, source.settings.policy.name) if request.where else None
+    )
     gone = _gone(kept, source.run_dir.starts)
     if found.episodes and not recorded.episodes:
         raise ConfigurationError(

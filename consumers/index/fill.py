@@ -22,7 +22,7 @@ from tracegrad.schemas.records.transitions import summary_of
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, VersionManifest
 from tracegrad.schemas.topics import Topic
 
-from .facts import MAX_WORD, NAMES, NUMBERS, WORDS, cut, read_facts, told_once
+from ..episode_facts import MAX_WORD, NAMES, NUMBERS, WORDS, cut, read_facts, told_once
 
 __all__ = ["Fill"]
 

@@ -19,7 +19,7 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Kind, Term
 
-from .facts import FIELDS
+from ..episode_facts import FIELDS
 from .settle import INDEXED
 
 __all__ = ["KINDS", "Question", "count", "find", "unread"]

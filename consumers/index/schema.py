@@ -16,11 +16,11 @@ from pathlib import Path
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
-from .facts import NAMES, NUMBERS, WORDS
+from ..episode_facts import NAMES, NUMBERS, WORDS
 
 __all__ = ["empty", "is_current", "is_damage", "open_index", "read_mark", "remove", "transaction", "write_mark"]
 
-_FORM = 1
+_FORM = 2
 """Of the tables below and of what is read into them: another number, and each index is made anew."""
 _BUSY_S = 30.0
 """How long a transaction of another process is waited for; they are short."""

@@ -20,7 +20,8 @@ __all__ = ["INDEXED", "settle"]
 _GROUPS = 2_000
 """Groups of a transaction."""
 _ORDERED = (
-    "step", "excluded", "reward", "task", "state", "agent", "tool", "tools_failed", "version", "purpose",
+    "step", "excluded", "reward", "task", "state", "agent", "agents", "tool", "tools_failed", "version",
+    "purpose",
 )  # fmt: skip
 INDEXED = ("episode", "group", *_ORDERED)
 """Facts of which there is an index. Made when all has been read once: to fill them row by row takes longer than all

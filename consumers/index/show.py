@@ -54,7 +54,7 @@ def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
         facts["episode"],
         _time(facts["at_ms"]),
         facts["task"] or "",
-        ", ".join(facts["agent"]),
+        ", ".join(facts["agents"]),
         facts["state"],
         _number(facts["reward"]) or facts["unscored"] or "",
         str(facts["calls"]),

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ConfigurationError
+from ..section import nearest
 
 __all__ = ["Kind", "Term", "matches", "parse"]
 
@@ -80,7 +81,7 @@ def _term(text: str, found: re.Match[str], fields: Mapping[str, Kind]) -> Term:
     field, op, word = found.group("field", "op", "value")
     kind = fields.get(field)
     if kind is None:
-        raise _misread(text, found.start("field"), f"one of the fields {', '.join(sorted(fields))}")
+        raise _misread(text, found.start("field"), f"a fact's name ({nearest(field, sorted(fields))})")
     known = (*_EQUAL, *_COMPARED) if kind is Kind.NUMBER and word != "none" else _EQUAL
     if op not in known:
         raise _misread(text, found.start("op"), f"one of {' '.join(known)} between {field} and {word}")

@@ -97,7 +97,10 @@ def test_lineage_goes_both_ways(runs: Runs, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("episodes", "--where", "rewrd>1"), "^--where: expected one of the fields agent, .*'rewrd>1' at character 1"),
+        (
+            ("episodes", "--where", "rewrd>1"),
+            "--where: .*did you mean 'reward'.*'rewrd>1' at character 1",
+        ),
         (("episodes", "--order-by", "rewrd"), "expected at or one of episode"),
         (("episodes", "--from", "tomorrow"), "--from: expected a time"),
         (("episodes", "--from", "run:test"), "--from: expected a time"),

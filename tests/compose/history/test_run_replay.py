@@ -152,7 +152,7 @@ def test_groups_are_chosen_by_what_stands_on_their_episodes(
     source, logs = runs
     logs["test"] = source.past(has_bodies=True)
     key = "1e" * 16
-    asked = {"asked": "--where ..", "where": terms_of(f"group={key}", may_see_outcome=False)}
+    asked = {"asked": "--where ..", "where": terms_of(f"conversation={key}", may_see_outcome=False)}
     with pytest.raises(ConfigurationError, match=r"--where, --reclose: .*leave one of them out"):
         replayed(tmp_path, {**asked, "reclose": True})
     none = terms_of("service=bank", may_see_outcome=False)

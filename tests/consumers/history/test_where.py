@@ -9,10 +9,12 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS
-from tracegrad.consumers.history.where import BEFORE, OUTCOME, fits, fitting, terms_of
+from tracegrad.consumers.episode_facts import BEFORE, FIELDS, SETTLED, EpisodeFacts, read_facts
+from tracegrad.consumers.history.where import fits, fitting, terms_of
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.made_of import MadeOf, made_of_header
+from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
 from tracegrad.schemas.records.episodes import EPISODES, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
@@ -63,12 +65,20 @@ CAPTURED = msgspec.structs.replace(
     EPISODE, episode_id="e2", rollout_id=None, group=None, task_id=None, calls=(), reward=None, conversation="c1"
 )
 
+OUTCOME = sorted(set(FIELDS).difference(BEFORE, SETTLED))
+
+
+def facts(episode: Episode) -> EpisodeFacts:
+    """Of its record."""
+    value = EPISODES.encode(episode)
+    return read_facts(Record(topic="episodes", partition=0, offset=0, key=None, value=value), "policy")
+
 
 @pytest.mark.parametrize(
     "text",
     [
         "service=shop agent=planner",
-        "service=cart agent!=coder",
+        "service=cart agent!=coder agents!=writer",
         "task='task 7' purpose=train captured=no group=g* policy=pol*",
         "first_version=4 conversation=none",
         "first_version<5",
@@ -79,25 +89,26 @@ CAPTURED = msgspec.structs.replace(
 def test_an_episode_fits_what_stands_on_it(text: str) -> None:
     """Of agents the first is known beforehand; which others it called came of it."""
     terms = terms_of(text, may_see_outcome=True)
-    assert fits(EPISODE, terms)
+    assert fits(facts(EPISODE), terms)
 
 
 @pytest.mark.parametrize(
-    "text", ["service=bank", "agent=coder", "captured=yes", "first_version>4", "reward>1", "group=c1"]
+    "text",
+    ["service=bank", "agent=coder", "captured=yes", "first_version>4", "reward>1", "group=c1", "conversation!=none"],
 )
 def test_an_episode_of_which_a_term_does_not_hold_does_not_fit(text: str) -> None:
     """However many others hold."""
-    assert not fits(EPISODE, terms_of(f"service=shop {text}", may_see_outcome=True))
+    assert not fits(facts(EPISODE), terms_of(f"service=shop {text}", may_see_outcome=True))
 
 
 def test_what_is_not_known_of_an_episode_is_none() -> None:
-    """A captured one has no task, no reward, perhaps no call; its group is its conversation."""
-    words = "task=none captured=yes agent=none first_version=none reward=none group=c1 turns=0"
-    assert fits(CAPTURED, terms_of(words, may_see_outcome=True))
-    assert not fits(CAPTURED, terms_of("reward<=0", may_see_outcome=True))
+    """A captured one has no task, no reward, perhaps no call; it would train as a group of its own."""
+    words = "task=none captured=yes agent=none first_version=none reward=none group=e2 conversation=c1 turns=0"
+    assert fits(facts(CAPTURED), terms_of(words, may_see_outcome=True))
+    assert not fits(facts(CAPTURED), terms_of("reward<=0", may_see_outcome=True))
 
 
-@pytest.mark.parametrize("field", sorted(OUTCOME))
+@pytest.mark.parametrize("field", OUTCOME)
 def test_the_outcome_chooses_for_filter_alone(field: str) -> None:
     """The message says why, what may be asked instead, and where it may."""
     assert terms_of(f"{field}=none", may_see_outcome=True)
@@ -113,7 +124,7 @@ def test_facts_known_beforehand_choose_for_any_mode(field: str) -> None:
     assert terms_of(f"{field}=none", may_see_outcome=False)[0].field == field
 
 
-@pytest.mark.parametrize("text", ["shop", "services=shop", "reward>much", "captured>yes"])
+@pytest.mark.parametrize("text", ["shop", "services=shop", "reward>much", "captured>yes", "step=3"])
 def test_what_is_not_understood_is_refused_with_the_option(text: str) -> None:
     """And with the place in it."""
     with pytest.raises(ConfigurationError, match=r"--where: expected .* at character \d+"):
@@ -138,5 +149,5 @@ def test_of_an_episode_the_greatest_revision_counts_and_what_cannot_be_read_fits
     write(CAPTURED, 0, b"no json")
     topic = TOPICS.name(Topic.EPISODES)
     log.writer().append(topic, key=b"k", value=EPISODES.encode(msgspec.structs.replace(EPISODE, episode_id="e3")))
-    assert fitting(log, TOPICS, terms_of("reward=1", may_see_outcome=True)) == {"e1"}
-    assert fitting(log, TOPICS, terms_of("service!=bank", may_see_outcome=False)) == {"e1"}
+    assert fitting(log, TOPICS, terms_of("reward=1", may_see_outcome=True), "policy") == {"e1"}
+    assert fitting(log, TOPICS, terms_of("service!=bank", may_see_outcome=False), "policy") == {"e1"}

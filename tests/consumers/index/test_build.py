@@ -62,7 +62,8 @@ def test_an_episode_is_known_by_its_facts(tmp_path: Path) -> None:
         f"{RUN_HASH}{0:016x}", "task-1", "succeeded", "train",
     )  # fmt: skip
     assert (one["reward"], one["calls"], one["tokens"], one["spans"], one["tools"]) == (1.0, 2, 3, 2, 1)
-    assert (one["agent"], one["tool"], one["service"]) == (["calculator"], [], ["agent"])
+    assert (one["agent"], one["agents"], one["tool"]) == ("calculator", ["calculator"], [])
+    assert (one["service"], one["turns"], one["conversation"]) == (["agent"], 2, None)
     assert (one["version"], one["first_version"], one["attempt"], one["final"]) == (0, 0, 1, True)
     assert (one["step"], one["excluded"], one["captured"]) == (1, None, False)
     assert facts[f"{rollout(1)}b002"]["excluded"] == "superseded"

@@ -245,7 +245,7 @@ def test_a_table_tells_what_trained_and_why_not(run: Run) -> None:
 def test_a_name_begins_no_line_of_its_own(run: Run) -> None:
     """What others wrote, line feeds too, stays in its cell, whose width it has."""
     facts = next(find(run.connection, Question()))
-    head, line = episode_lines([{**facts, "task": "a\nforged  1\x1b[2J", "agent": ["b\tc"]}])
+    head, line = episode_lines([{**facts, "task": "a\nforged  1\x1b[2J", "agents": ["b\tc"]}])
     assert r"a\nforged  1\u001b[2J" in line and r"b\tc" in line
     assert line.index(facts["state"]) == head.index("state")
     assert all("\n" not in one for one in lineage_lines(Lineage(asked="a\nb", kind=Kind.CALL)))

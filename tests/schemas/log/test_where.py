@@ -38,7 +38,7 @@ def test_terms_are_read_in_their_order(text: str, terms: tuple[Term, ...]) -> No
         ("reward>1 agent=", "FIELD=VALUE.*'agent=' at character 10"),
         ("agent='open", "FIELD=VALUE.*at character 1"),
         ("agent='a'b", "FIELD=VALUE.*at character 1"),
-        ("reward>1 step=3", "one of the fields agent, captured, reward, got 'step=3' at character 10"),
+        ("reward>1 step=3", "valid are agent, captured, reward., got 'step=3' at character 10"),
         ("agent>a", "one of = != between agent and a.*at character 6"),
         ("reward==1", "one of = != < <= > >= between.*at character 7"),
         ("reward>none", "one of = != between reward and none.*at character 7"),

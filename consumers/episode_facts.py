@@ -1,12 +1,12 @@
-"""What the index knows of an episode: the facts that can be asked for, and how they are read off its record. Pure.
+"""The facts of an episode that `--where` can ask for, and how they are read off its record: by the index and a replay.
 
-In: a record of `episodes`. Out: `EpisodeFacts`. Only what is asked for is decoded: tokens, texts and most numbers of a
-record are passed over, which takes a quarter of the time. Failure: RecordError, as of any reader of the topic.
+In: a record of `episodes`. Out: `EpisodeFacts`. Pure. Only what is asked for is decoded: tokens, texts and most numbers
+of a record are passed over, which takes a quarter of the time. Failure: RecordError, as of any reader of the topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -21,10 +21,12 @@ from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 
 __all__ = [
+    "BEFORE",
     "FIELDS",
     "MAX_WORD",
     "NAMES",
     "NUMBERS",
+    "SETTLED",
     "SPAN_TOPICS",
     "WORDS",
     "EpisodeFacts",
@@ -53,13 +55,15 @@ class Field(NamedTuple):
 FIELDS = {
     "episode": Field(Kind.TEXT, "its id; that of a rollout's begins with the rollout's"),
     "group": Field(Kind.TEXT, "the group's id; of a captured one the episode's own, under which it would train"),
+    "conversation": Field(Kind.TEXT, "of a captured one, the key of its conversation"),
     "task": Field(Kind.TEXT, "the task's id"),
     "policy": Field(Kind.TEXT, "the policy's name"),
     "purpose": Field(Kind.TEXT, "`train`, `validation`; `unknown` of a captured one"),
     "state": Field(Kind.TEXT, "how the attempt ended: `succeeded`, `failed`, `truncated`, `aborted`, ..."),
     "closed_by": Field(Kind.TEXT, "`complete`, `deadline`, `idle` or `bound`"),
     "service": Field(Kind.TEXT, "services whose spans it has", True),
-    "agent": Field(Kind.TEXT, "agents that called, as its spans name them", True),
+    "agent": Field(Kind.TEXT, "the agent that made the first call, as its spans name it"),
+    "agents": Field(Kind.TEXT, "all agents that called", True),
     "tool": Field(Kind.TEXT, "tools that ran", True),
     "paid_by": Field(Kind.TEXT, "rules and sources that rewarded a call: `air:tool_success`", True),
     "rules": Field(Kind.TEXT, "digest of the AIR rules by which it was rewarded"),
@@ -69,10 +73,12 @@ FIELDS = {
     "paid": Field(Kind.NUMBER, "sum of what its calls earned beside that"),
     "unscored": Field(Kind.TEXT, "why it has no reward"),
     "calls": Field(Kind.NUMBER, "calls in the record"),
+    "turns": Field(Kind.NUMBER, "turns of its conversation"),
     "context_calls": Field(Kind.NUMBER, "what other models answered"),
     "tokens": Field(Kind.NUMBER, "sampled tokens"),
     "spans": Field(Kind.NUMBER, "spans"),
     "tools": Field(Kind.NUMBER, "tools that ran"),
+    "tools_succeeded": Field(Kind.NUMBER, "of these, known to have succeeded"),
     "tools_failed": Field(Kind.NUMBER, "of these, known to have failed"),
     "duration_s": Field(Kind.NUMBER, "seconds of the attempt"),
     "attempt": Field(Kind.NUMBER, "its place within its rollout, from 0"),
@@ -85,6 +91,12 @@ FIELDS = {
     "excluded": Field(Kind.TEXT, "why it trained nothing; none: it trained, waits, or is held out"),
 }
 """By name, in the order in which they are told."""
+SETTLED = ("step", "excluded")
+"""What the index alone knows: no record of an episode tells it."""
+BEFORE = (
+    "task", "group", "conversation", "policy", "purpose", "service", "agent", "first_version", "captured", "attempt",
+)  # fmt: skip
+"""Known before anything was sampled; of agents the one that made the first call, since it chose whom to ask."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -103,6 +115,7 @@ class _Tool(msgspec.Struct, frozen=True, gc=False):
 
 class _Call(msgspec.Struct, frozen=True, gc=False):
     policy: str
+    turn: _Count
     agent: str | None
     sampled_ids: str
     """In base64."""
@@ -115,8 +128,8 @@ class _Group(msgspec.Struct, frozen=True, gc=False):
     id: str
 
 
-class _Nothing(msgspec.Struct, frozen=True, gc=False):
-    pass
+class _ContextCall(msgspec.Struct, frozen=True, gc=False):
+    agent: str | None = None
 
 
 class _Episode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -139,10 +152,12 @@ class _Episode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     unscored: str = ""
     num_spans: _Count = 0
     num_tools: _Count = 0
+    num_tools_succeeded: _Count = 0
+    conversation: str | None = None
     duration_s: float | None = None
     calls_omitted: str = ""
     air_rules: str = ""
-    context_calls: tuple[_Nothing, ...] = ()
+    context_calls: tuple[_ContextCall, ...] = ()
 
 
 _EPISODES: Codec[_Episode] = Codec(_Episode, released=("episode/1",), wire="json")
@@ -174,12 +189,22 @@ class EpisodeFacts(NamedTuple):
     keys: list[str]
     """Keys other than its id under which facts of it came: its conversation's, traces that were forwarded."""
 
+    def told(self, field: str) -> Sequence[str | float | None]:
+        """The values of one of FIELDS that is not SETTLED."""
+        if field in NAMES:
+            return self.names[NAMES.index(field)]
+        if field in WORDS:
+            return (self.words[WORDS.index(field)],)
+        if field in NUMBERS:
+            return (self.numbers[NUMBERS.index(field)],)
+        return (self.episode if field == "episode" else self.group,)
 
-WORDS = ("task", "policy", "purpose", "state", "closed_by", "rules", "unscored")
-NAMES = ("service", "agent", "tool", "paid_by")
+
+WORDS = ("task", "conversation", "policy", "purpose", "state", "closed_by", "agent", "rules", "unscored")
+NAMES = ("service", "agents", "tool", "paid_by")
 NUMBERS = (
-    "reward", "paid", "calls", "context_calls", "tokens", "spans", "tools", "tools_failed", "duration_s", "attempt",
-    "revision", "version", "first_version", "final", "captured",
+    "reward", "paid", "calls", "turns", "context_calls", "tokens", "spans", "tools", "tools_succeeded", "tools_failed",
+    "duration_s", "attempt", "revision", "version", "first_version", "final", "captured",
 )  # fmt: skip
 
 
@@ -193,9 +218,10 @@ def read_facts(record: Record, policy: str) -> EpisodeFacts:
     tools: list[_Tool] = []
     rewards: list[AppliedReward] = []
     versions: list[int] = []
-    num_tokens = 0
+    num_tokens = num_turns = 0
     for call in episode.calls:
         num_tokens += _num_tokens(call.sampled_ids)
+        num_turns = max(num_turns, call.turn + 1)
         if call.agent is not None:
             agents.append(call.agent)
         for tool in call.tools:
@@ -203,17 +229,20 @@ def read_facts(record: Record, policy: str) -> EpisodeFacts:
                 tools.append(tool)
         rewards += call.rewards
         versions += [span.version for span in call.versions]
+    first = next(iter((*episode.calls, *episode.context_calls)), None)
+    agents += [call.agent for call in episode.context_calls if call.agent is not None]
     return EpisodeFacts(
         episode.episode_id,
         episode.group.id if episode.group is not None else episode.episode_id,
         (
-            episode.task_id, episode.policy, episode.purpose, episode.state.value, episode.closed_by,
-            episode.air_rules or None, episode.unscored or None,
+            episode.task_id, episode.conversation, episode.policy, episode.purpose, episode.state.value,
+            episode.closed_by, first.agent if first is not None else None, episode.air_rules or None,
+            episode.unscored or None,
         ),
         (episode.services, tuple(agents), tuple([tool.name for tool in tools]), tuple([one.rule for one in rewards])),
         (
-            episode.reward, sum([one.value for one in rewards]), len(episode.calls), len(episode.context_calls),
-            num_tokens, episode.num_spans, episode.num_tools,
+            episode.reward, sum([one.value for one in rewards]), len(episode.calls), num_turns,
+            len(episode.context_calls), num_tokens, episode.num_spans, episode.num_tools, episode.num_tools_succeeded,
             len([tool for tool in tools if tool.status is ToolStatus.FAILED]), episode.duration_s,
             episode.attempt_number, made.revision if made else 0, max(versions, default=None),
             min(versions, default=None), episode.is_final, episode.rollout_id is None,
