@@ -1,6 +1,6 @@
 """From thumbs to weights: a policy learns from a simulated crowd's feedback while it serves; every thumb is traced.
 
-    python benchmarks/feedback.py runs/thumbs-0 --seed 0 [--conversations 5000] [--kill] [--permuted] [--by-outcome]
+    python benchmarks/feedback.py runs/thumbs-0 --seed 0 [--conversations 5000] [--kill] [--roll-back] [--permuted]
 
 Starts `tracegrad up` with examples/feedback, its chat server in an environment of its own, and its crowd, a process
 each. `--kill` ends each of the run's processes once on the way by SIGKILL. Forged thumbs are written to the topic, past
@@ -36,6 +36,7 @@ from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
+from tracegrad.schemas.records.weights import WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import Topic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -152,6 +153,8 @@ class Measured:
         beside = [threading.Thread(target=self._forge, args=(wiring, over))]
         if given.kill:
             beside.append(threading.Thread(target=self._kill, args=(over,)))
+        if given.roll_back:
+            beside.append(threading.Thread(target=self._roll_back, args=(wiring, over)))
         for thread in beside:
             thread.start()
         try:
@@ -177,6 +180,26 @@ class Measured:
                 os.kill(pid, signal.SIGKILL)
                 self.killed.append(name)
                 print(f"killed {name} at {self._num_begun()} conversations", file=sys.stderr)
+
+    def _roll_back(self, wiring: Wiring, over: threading.Event) -> None:
+        """Once, when most have begun: to the version before the last two."""
+        while self._num_begun() < 0.7 * self._given.conversations:
+            if over.wait(1.0):
+                return
+        version = until(lambda: [step.version for step in steps_of(wiring)][-3:-2], "three steps", START_S)[0]
+        policy = wiring.settings.policy.name
+        asked = RollbackRequest(
+            policy=policy,
+            run=wiring.record.hash,
+            request_id=f"asked-{version}",
+            to_version=version,
+            requested_by="benchmarks/feedback.py",
+            at_ms=time.time_ns() // 1_000_000,
+        )
+        writer = wiring.log().writer()
+        writer.append(wiring.topics.name(Topic.WEIGHTS), key=policy.encode(), value=WEIGHTS.encode(asked)).result(60)
+        writer.close()
+        print(f"asked for version {version} again at {self._num_begun()} conversations", file=sys.stderr)
 
     def _forge(self, wiring: Wiring, over: threading.Event) -> None:
         """Thumbs for conversations that exist, written to the topic by somebody who has the broker and no key."""
@@ -249,6 +272,7 @@ def main() -> int:
     parser.add_argument("--permuted", action="store_true", help="the control: each rates what another got")
     parser.add_argument("--by-outcome", action="store_true", help="who got it wrong rates more often")
     parser.add_argument("--kill", action="store_true", help="SIGKILL each of the run's processes once")
+    parser.add_argument("--roll-back", action="store_true", help="ask the trainer once for an older version")
     parser.add_argument("--set", action="append", default=[], help="a setting of the run, key=value")
     given = parser.parse_args()
     measured = Measured(given)
