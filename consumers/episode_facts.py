@@ -229,14 +229,14 @@ def read_facts(record: Record, policy: str) -> EpisodeFacts:
                 tools.append(tool)
         rewards += call.rewards
         versions += [span.version for span in call.versions]
-    first = next(iter((*episode.calls, *episode.context_calls)), None)
+    of_calls: tuple[_Call | _ContextCall, ...] = (*episode.calls, *episode.context_calls)
     agents += [call.agent for call in episode.context_calls if call.agent is not None]
     return EpisodeFacts(
         episode.episode_id,
         episode.group.id if episode.group is not None else episode.episode_id,
         (
             episode.task_id, episode.conversation, episode.policy, episode.purpose, episode.state.value,
-            episode.closed_by, first.agent if first is not None else None, episode.air_rules or None,
+            episode.closed_by, of_calls[0].agent if of_calls else None, episode.air_rules or None,
             episode.unscored or None,
         ),
         (episode.services, tuple(agents), tuple([tool.name for tool in tools]), tuple([one.rule for one in rewards])),
