@@ -5,6 +5,7 @@
     runner    rr-<run hash>.<secret>             begins and ends attempts; no agent has it
     engine    re-<run hash>.<secret>             what our programs show to the engine that we start; no agent has it
     feedback  rf-<run hash>.<secret>             says what an agent's work was worth; no agent and no browser has it
+    page      rp-<run hash>.<secret>             sees the run in a browser; no agent has it
 
 What stands before the secret names the holder. Holders, as ids, are no secret: records and logs bear them; a
 credential stands only in its holder's environment and in the header of its requests. The secret is
@@ -35,6 +36,7 @@ __all__ = [
     "masked",
     "may_claim",
     "new_host",
+    "page_holder",
     "proved_holder",
     "runner_holder",
 ]
@@ -48,6 +50,7 @@ _HOST_PREFIX = "rh-"
 _RUNNER_PREFIX = "rr-"
 _ENGINE_PREFIX = "re-"
 _FEEDBACK_PREFIX = "rf-"
+_PAGE_PREFIX = "rp-"
 _DOMAIN = b"tracegrad/credential/1\0"
 """No other use of the run's key begins so."""
 _SECRET_CHARS = 32
@@ -76,6 +79,11 @@ def engine_holder(run: RunHash) -> Holder:
 def feedback_holder(run: RunHash) -> Holder:
     """Whoever reports feedback to the run: the program in which people rate, never the agent that is rated."""
     return Holder(f"{_FEEDBACK_PREFIX}{run}")
+
+
+def page_holder(run: RunHash) -> Holder:
+    """Whoever may look at the run's page: it shows prompts and answers."""
+    return Holder(f"{_PAGE_PREFIX}{run}")
 
 
 def is_host(holder: Holder) -> bool:

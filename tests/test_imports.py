@@ -36,7 +36,7 @@ APART = {
 }
 """Folders of a room that do not import each other; what two of them share lies beside them, or in schemas. So a fold
 knows neither another fold nor the shell that drives it, and a view nothing of the audit."""
-TOPS = {"compose": ("run", "history", "cli")}
+TOPS = {"compose": ("run", "history", "page", "cli"), "consumers": ("page",)}
 """Folders of a room that may import those that stay apart, and each what stands before it; never the other way."""
 DOORS = {
     "confluent_kafka": ("compose/kafka/",),

@@ -22,6 +22,7 @@ from ..run.serve import lacking
 from ..run.session import INTERRUPTED
 from . import air, find, look, run, topics
 from .common import echo
+from .page import page
 from .recipes import recipes
 from .replay import WithDryRun, regrade, replay
 
@@ -39,7 +40,7 @@ app = typer.Typer(
 for panel, commands in {
     "Run": (run.demo, run.train, run.up, run.env, run.serve),
     "History": (replay, regrade),
-    "Look": (look.status, look.tail, find.episodes, find.lineage, look.audit, recipes),
+    "Look": (page, look.status, look.tail, find.episodes, find.lineage, look.audit, recipes),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel, cls=WithDryRun if panel == "History" else None)(command)

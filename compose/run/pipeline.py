@@ -105,6 +105,10 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
     if feedback is not None:
         last = before.feedback_url if before and before.feedback_url else None
         feedback_url = "http://" + address("[feedback] port", feedback.host, feedback.port, last)
+    page_url = ""
+    if settings.page.enabled:
+        last = before.page_url if before and before.page_url else None
+        page_url = "http://" + address("[page] port", loopback, settings.page.port, last)
     endpoints = Endpoints(
         bootstrap_servers=kafka or address("", loopback, None, before.bootstrap_servers if before else None),
         llm_url="http://" + address("[llm] port", llm.host, llm.port, before.llm_url if before else None),
@@ -115,6 +119,7 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
             "[otlp] grpc_port", otlp.host, otlp.grpc_port, before.otlp_grpc if before else None, usual=_OTLP_GRPC_PORT
         ),
         feedback_url=feedback_url,
+        page_url=page_url,
     )
     run_dir.write_start(settings, endpoints)
     return run_dir

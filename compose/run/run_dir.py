@@ -96,6 +96,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of the OTLP gateway over gRPC."""
     feedback_url: str = ""
     """Of the rewards gateway, without `/v1`; empty: there is none."""
+    page_url: str = ""
+    """Of the page, without its token; empty: it is not served."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):

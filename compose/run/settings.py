@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from tracegrad.consumers.page.config import PageConfig
 from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig, UpstreamConfig
 from tracegrad.producers.otlp_gateway.config import OtlpConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
@@ -75,6 +76,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     streams: StreamsConfig = StreamsConfig()
     pace: PaceConfig = PaceConfig()
     select: SelectConfig = SelectConfig()
+    page: PageConfig = PageConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,7 +20,7 @@ from tracegrad.producers.otlp_gateway.config import OtlpHandles
 from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles
 from tracegrad.producers.runner.config import RunnerHandles
 from tracegrad.producers.tasks.config import TasksHandles
-from tracegrad.schemas.credentials import credential, engine_holder, feedback_holder
+from tracegrad.schemas.credentials import credential, engine_holder, feedback_holder, page_holder
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.signed import SignedLog
@@ -169,6 +169,17 @@ class Wiring:
     def feedback_token(self) -> str:
         """What the program shows in which people rate."""
         return credential(self.run_dir.key(), feedback_holder(self.record.hash))
+
+    @property
+    def page_token(self) -> str:
+        """What the page's URL shows."""
+        return credential(self.run_dir.key(), page_holder(self.record.hash))
+
+    @property
+    def page_link(self) -> str:
+        """The page's URL, with its token; empty: it is not served."""
+        url = self.endpoints.page_url
+        return f"{url}/?token={self.page_token}" if url else ""
 
     def stream_rules(self) -> StreamRules:
         """`serve streams`: what its folds decide by."""

@@ -1,0 +1,1 @@
+"""The page: a run as a browser shows it, live or ended."""

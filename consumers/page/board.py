@@ -1,0 +1,171 @@
+"""What the views look at: the run's fold, how its topics stand, and who looks.
+
+In: records and measurements, from the threads of `reading.py`. Out: a `Board` that views read under its lock, and a
+`revision` that moves when there is something new. Invariants: bounded, as `RunState` is; what a view takes long for
+(the log, the index) it asks for without the lock. Failure: none; what a topic does not tell yet is empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.ids import episode_id
+from tracegrad.schemas.log.protocol import Log, Offsets, Record
+from tracegrad.schemas.records.dead_letters import dead_letter_fields
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+from ..index.build import Progress
+from ..index.schema import open_index
+from ..views.recent import Recent
+from ..views.run_state import RunState
+
+__all__ = ["About", "Ask", "Board", "TopicCount"]
+
+_LOOKED_S = 10.0
+"""So long after the last look the run counts as watched."""
+_RUNNING = 10_000
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What compose knows of the run."""
+
+    name: str
+    folder: str
+    is_live: bool
+    """It runs, or others may write to it; else its broker was opened to look at it."""
+    policy: str
+    bootstrap_servers: str
+    client: Mapping[str, str] = {}
+    """Settings of the cluster's clients that are no secret."""
+    steps: int | None = None
+    """How many it is asked for."""
+    groups_per_step: int = 1
+    concurrency: int | None = None
+    """Agents at once; None: nobody starts any."""
+    created_at: str = ""
+    settings: Mapping[str, Any] = {}
+    """As in config.json, without secrets."""
+
+
+class Ask(NamedTuple):
+    """What a view is asked for: the rest of the path, and the query."""
+
+    rest: str = ""
+    query: Mapping[str, str] = MappingProxyType({})
+
+
+class TopicCount(NamedTuple):
+    """How a topic stands."""
+
+    num: int
+    """Records that it holds, or held before it was compacted."""
+    per_s: float | None
+    """Appended, between the last two looks."""
+    lag: Mapping[Stage, int]
+    """Of each stage that reads it: records not committed yet."""
+
+
+class Board:
+    """One run's. Folded by one thread, read by any under `lock`."""
+
+    def __init__(
+        self,
+        about: About,
+        topics: Topics,
+        state: RunState,
+        *,
+        log: Log | None = None,
+        raw: Log | None = None,
+        refusal: Callable[[Topic, Record], str | None] = lambda topic, record: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            state: the fold, empty.
+            log: what verifies of the run's log; None until its broker answers.
+            raw: all of it, to look at what is left out.
+            refusal: why a record is left out; None: it is not.
+        """
+        self.about, self.topics, self.state = about, topics, state
+        self.log, self.raw, self.refusal = log, raw, refusal
+        self.lock = threading.RLock()
+        self.revision = 0
+        self.is_read = False
+        """Whether all that lay on the topics at first is folded."""
+        self.trouble = ""
+        """Why nothing new comes, for people."""
+        self.running: Recent[str, int] = Recent(_RUNNING)
+        """Attempt at work -> when it began, unix ms."""
+        self.dead_letters: Counter[tuple[str, str]] = Counter()
+        """(stage, reason) -> how many."""
+        self.counts: dict[Topic, TopicCount] = {}
+        self.ends: dict[Topic, Mapping[int, Offsets]] = {}
+        self.index_progress: Progress | None = None
+        """How far the index is filled; None before it is."""
+        self.index_path = Path(about.folder, "index.sqlite")
+        self._clock = clock
+        self._looked_at: float | None = None
+        self.wanted = threading.Event()
+        """Set when somebody asks for the index; whoever fills it clears it."""
+        self._names = {topics.name(topic): topic for topic in Topic}
+
+    def look(self) -> None:
+        """Somebody looks now."""
+        self._looked_at = self._clock()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looked lately."""
+        return self._looked_at is not None and self._clock() - self._looked_at < _LOOKED_S
+
+    def changed(self) -> None:
+        """There is something new to show."""
+        with self.lock:
+            self.revision += 1
+
+    def say(self, trouble: str) -> None:
+        """Why nothing new comes; empty: it does again."""
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self.changed()
+
+    @contextlib.contextmanager
+    def index(self) -> Iterator[sqlite3.Connection]:
+        """The run's index, as far as it is filled; to ask is to have it filled on. A connection of one thread."""
+        self.wanted.set()
+        with contextlib.closing(open_index(self.index_path)) as connection:
+            yield connection
+
+    def fold(self, record: Record) -> None:
+        """Takes a record; the caller holds the lock."""
+        topic = self._names.get(record.topic)
+        if topic is Topic.ROLLOUT_EVENTS:
+            self._event(record)
+        elif topic is Topic.DEAD_LETTERS:
+            fields = dead_letter_fields(record.headers)
+            self.dead_letters[fields.get("stage", "?"), fields.get("reason", "?")] += 1
+        else:
+            self.state.fold(record, self._clock())
+
+    def _event(self, record: Record) -> None:
+        """Agents at work. Not by `RunState`, which counts an attempt as open until its episode is read: episodes are
+        the bulk of a run, and are read into the index alone."""
+        with contextlib.suppress(RecordError):
+            event = ROLLOUT_EVENTS.decode(record.value)
+            id_ = episode_id(event.rollout_id, event.attempt_id)
+            if event.state.is_end:
+                self.running.pop(id_, None)
+            else:
+                self.running[id_] = event.at_ms

@@ -1,0 +1,174 @@
+"""The page's threads: one folds the cheap topics, one measures while somebody looks, one fills the index when asked.
+
+In: the board and its log. Out: the board, up to date. Invariants: they only read; no more is read than views show, so
+that a page that nobody looks at costs next to nothing; the index is filled in its own short transactions. Failure: a
+broker that is away is waited for, and the board says so; a fault of one thread is logged and tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+
+from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.log.follow import follow
+from tracegrad.schemas.log.protocol import Offsets, TopicPartition
+from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
+
+from ..index.build import Progress, catch_up
+from ..index.schema import open_index
+from .board import Board, TopicCount
+
+__all__ = ["FOLDED", "Reading"]
+
+logger = logging.getLogger(__name__)
+
+FOLDED = {
+    Topic.TRAINING_STEPS: None,
+    Topic.WEIGHTS: None,
+    Topic.WEIGHT_ACKS: None,
+    Topic.PROCESS_STATUS: 2_000,
+    Topic.ROLLOUT_EVENTS: 5_000,
+    Topic.DEAD_LETTERS: 2_000,
+}
+"""Topic -> of each partition at most so many of the last records; None: all. Episodes, calls and spans, the bulk of a
+run, are not among them."""
+_POLL_S = 0.5
+_MEASURE_S = 3.0
+_FILL_S = 3.0
+_PATIENCE_S = 5.0
+_AGAIN_S = 2.0
+
+
+class Reading:
+    """The threads of one page; `start` once the board has its log."""
+
+    def __init__(self, board: Board, stop: threading.Event, *, starts: Mapping[TopicPartition, int]) -> None:
+        """`starts`: where the run began on the topics that it shares with others."""
+        self._board, self._stop, self._starts = board, stop, starts
+        work = (("fold", self._fold), ("measure", self._measure), ("index", self._fill))
+        self._threads = [
+            threading.Thread(target=self._again, args=(name, what), name=f"page-{name}", daemon=True)
+            for name, what in work
+        ]
+
+    def start(self) -> None:
+        """Begins; the topics must exist, or are waited for."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Ends them."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _again(self, name: str, what: Callable[[], None]) -> None:
+        while not self._stop.is_set():
+            try:
+                what()
+            except TracegradError as error:
+                logger.warning("page: %s: %s", name, error)
+                self._board.say(f"nothing new is read: {error}")
+                self._stop.wait(_AGAIN_S)
+
+    def _fold(self) -> None:
+        board = self._board
+        log, topics = board.log, board.topics
+        assert log is not None
+        starts = dict(self._starts)
+        for topic, last in FOLDED.items():
+            for number, at in log.offsets(topics.name(topic)).items() if last is not None else ():
+                where = TopicPartition(topics.name(topic), number)
+                starts[where] = max(at.begin, at.end - (last or 0), starts.get(where, 0))
+        chunks = follow(
+            log, [topics.name(topic) for topic in FOLDED], starts=starts, may_skip=True, poll_s=_POLL_S, stop=self._stop
+        )
+        with closing(chunks):
+            for chunk in chunks:
+                if chunk.records or (chunk.is_caught_up and not board.is_read):
+                    with board.lock:
+                        for record in chunk.records:
+                            board.fold(record)
+                        board.is_read = board.is_read or chunk.is_caught_up
+                        board.changed()
+
+    def _measure(self) -> None:
+        """How the topics stand; also what tells that the broker answers."""
+        board = self._board
+        before: dict[Topic, int] = {}
+        at = time.monotonic()
+        while not self._stop.is_set():
+            if board.is_watched:
+                ends, lag = _ends(board), _lag(board)
+                now = time.monotonic()
+                counts = {
+                    topic: TopicCount(
+                        num=sum(kept.end - kept.begin for kept in kept_of.values()),
+                        per_s=(_end(kept_of) - before[topic]) / (now - at) if topic in before else None,
+                        lag=lag.get(topic, {}),
+                    )
+                    for topic, kept_of in ends.items()
+                }
+                before, at = {topic: _end(kept_of) for topic, kept_of in ends.items()}, now
+                board.say("")
+                if counts != board.counts:
+                    with board.lock:
+                        board.counts, board.ends = counts, ends
+                        board.changed()
+            self._stop.wait(_MEASURE_S if board.is_watched else _POLL_S)
+
+    def _fill(self) -> None:
+        board = self._board
+        while not self._stop.is_set():
+            if not board.wanted.wait(_POLL_S):
+                continue
+            board.wanted.clear()
+            assert board.log is not None
+            with closing(open_index(board.index_path)) as connection:
+                catch_up(
+                    board.log,
+                    board.topics,
+                    board.about.policy,
+                    connection,
+                    tell=self._tell,
+                    patience_s=_PATIENCE_S,
+                )
+            if self._stop.wait(_FILL_S if board.about.is_live else _POLL_S):
+                return
+
+    def _tell(self, progress: Progress) -> None:
+        if progress != self._board.index_progress:
+            self._board.index_progress = progress
+            self._board.changed()
+
+
+def _ends(board: Board) -> dict[Topic, Mapping[int, Offsets]]:
+    assert board.log is not None
+    found: dict[Topic, Mapping[int, Offsets]] = {}
+    for topic in Topic:
+        # One that was renamed away, or may not be read, hides no other.
+        with contextlib.suppress(ValueError, LookupError):
+            found[topic] = board.log.offsets(board.topics.name(topic))
+    return found
+
+
+def _end(kept: Mapping[int, Offsets]) -> int:
+    return sum(at.end for at in kept.values())
+
+
+def _lag(board: Board) -> dict[Topic, dict[Stage, int]]:
+    assert board.log is not None
+    lag: dict[Topic, dict[Stage, int]] = {}
+    for stage in STREAMS:
+        for topic in INPUTS[stage]:
+            name = board.topics.name(topic)
+            committed = board.log.committed(board.topics.group(stage), name)
+            kept = board.log.offsets(name)
+            waits = (max(0, at.end - committed.get(number, at.begin)) for number, at in kept.items())
+            lag.setdefault(topic, {})[stage] = sum(waits)
+    return lag

@@ -1,0 +1,53 @@
+"""Templates to text. In: a template's name and a model. Out: HTML, in which every text of others is escaped: there is
+no way around it but `|safe`, which page.html alone says, of the part that another template made. Failure: a name that a
+model lacks is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+__all__ = ["STATIC", "render"]
+
+_HERE = Path(__file__).parent
+STATIC = _HERE / "static"
+
+
+def render(template: str, model: dict[str, Any]) -> str:
+    """HTML of `templates/<template>`."""
+    return _environment().get_template(template).render(model)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"num": _num, "count": _count}
+    environment.globals["asset"] = _asset
+    return environment
+
+
+def _num(value: float | None, digits: int = 3) -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _count(value: float | None) -> str:
+    """With thousands apart."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+@cache
+def _asset(name: str) -> str:
+    """Its URL, another one for other bytes, so that it may be kept."""
+    return f"/static/{name}?{hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
