@@ -10,8 +10,8 @@ import typer
 
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..local_kafka.node import free_port
-from ..run.wiring import Wiring
+from ..local_kafka.node import free_port, is_free
+from ..run.wiring import Wiring, port_of
 from .common import RUNS, RunDirOption, RunsDirOption, echo, find_run, reachable_log
 
 __all__ = ["page"]
@@ -29,7 +29,7 @@ def page(
     """
     wiring = find_run(run, run_dir, runs_dir)
     if wiring.run_dir.is_locked() or wiring.settings.kafka.bootstrap_servers is not None:
-        if wiring.run_dir.is_locked() and wiring.page_link and port is None:
+        if wiring.page_link and port is None and not is_free(port_of(wiring.endpoints.page_url)):
             echo(f"run {wiring.record.name} serves its page by itself: {wiring.page_link}")
             return
         reachable_log(wiring)

@@ -32,6 +32,7 @@ Steps = Annotated[int | None, typer.Option(help=help_of("trainer.steps"), show_d
 Seed = Annotated[int | None, typer.Option(help=help_of("seed"), show_default=False)]
 NoAir = Annotated[bool, typer.Option("--no-air", help="Without intermediate rewards.")]
 Sync = Annotated[bool, typer.Option("--sync", help="Synchronous: no version is older than the newest.")]
+NoPage = Annotated[bool, typer.Option("--no-page", help="Without the page that shows the run in a browser.")]
 Keep = Annotated[bool, typer.Option("--keep", help="When done, go on until Ctrl-C, to look at the topics.")]
 Bootstrap = Annotated[
     str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"), show_default=False)
@@ -48,6 +49,7 @@ def demo(
     no_air: NoAir = False,
     sync: Sync = False,
     keep: Keep = False,
+    no_page: NoPage = False,
     bootstrap_servers: Bootstrap = None,
     as_json: JsonFlag = False,
     run: RunOption = None,
@@ -61,7 +63,7 @@ def demo(
     """
     from ..run.demo import CALCULATOR, demo_report
 
-    flags = _flags(steps, seed, no_air, sync, bootstrap_servers)
+    flags = _flags(steps, seed, no_air, sync, bootstrap_servers, no_page)
     flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     settings = load_settings(CALCULATOR, flags, for_training=True)
     _run(settings, runs_dir, as_json=as_json, for_training=True, keep=keep, report=demo_report)
@@ -78,6 +80,7 @@ def train(
     model: Model = None,
     set_: Set = None,
     keep: Keep = False,
+    no_page: NoPage = False,
     bootstrap_servers: Bootstrap = None,
     as_json: JsonFlag = False,
     run: RunOption = None,
@@ -91,7 +94,7 @@ def train(
     """
     from ..run.report import make_report
 
-    flags = _flags(steps, seed, no_air, sync, bootstrap_servers)
+    flags = _flags(steps, seed, no_air, sync, bootstrap_servers, no_page)
     flags |= {
         "run": run,
         "tasks.file": str(tasks) if tasks else None,
@@ -108,6 +111,7 @@ def up(
     only: Annotated[Part | None, typer.Option(help="A part of it.", show_default=False)] = None,
     model: Model = None,
     set_: Set = None,
+    no_page: NoPage = False,
     bootstrap_servers: Bootstrap = None,
     as_json: JsonFlag = False,
     run: RunOption = None,
@@ -121,7 +125,7 @@ def up(
     """
     from ..run.report import tell_results
 
-    flags: dict[str, Any] = {"run": run, "policy.model": model, "kafka.bootstrap_servers": bootstrap_servers}
+    flags = _flags(None, None, False, False, bootstrap_servers, no_page) | {"run": run, "policy.model": model}
     flags |= set_flags(set_ or [])
     if file is None and not Path("tracegrad.toml").is_file():
         flags["run"] = run or "up"
@@ -253,7 +257,7 @@ def _capturing(settings: RunSettings) -> RunSettings:
 
 
 def _flags(
-    steps: int | None, seed: int | None, no_air: bool, sync: bool, bootstrap_servers: str | None
+    steps: int | None, seed: int | None, no_air: bool, sync: bool, bootstrap_servers: str | None, no_page: bool
 ) -> dict[str, Any]:
     return {
         "trainer.steps": steps,
@@ -261,6 +265,7 @@ def _flags(
         "air.enabled": False if no_air else None,
         "pace.staleness": 0 if sync else None,
         "kafka.bootstrap_servers": bootstrap_servers,
+        "page.enabled": False if no_page else None,
     }
 
 

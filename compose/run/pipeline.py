@@ -6,6 +6,7 @@
        rewards                   where there is a [feedback]
     2  llm, streams, weight-sync
     3  runner, tasks             when both gateways answer; where there are tasks to run
+    4  page                      unless it is not wanted; the run goes on without it
 
 In: checked settings. Out: a prepared RunDir and ProcessSpecs for the supervisor. Invariant: preparing the same run
 again changes nothing that is on the log, and keeps its ports where they are free.
@@ -41,6 +42,8 @@ __all__ = [
     "BROKER",
     "ENGINE_PARTS",
     "ENVIRONMENT",
+    "PAGE",
+    "PAGE_LAYER",
     "PARTS_WITHOUT_MODEL",
     "history_specs",
     "prepare_run",
@@ -49,6 +52,9 @@ __all__ = [
 ]
 
 BROKER = "kafka"
+PAGE = "page"
+PAGE_LAYER = 4
+"""Above all others: the first to stop, and nobody waits for it."""
 
 
 class Part(StrEnum):
@@ -210,6 +216,8 @@ def specs(wiring: Wiring, *, for_training: bool, only: Part | None = None) -> li
         ]
     if for_training or (settings.only_holds_out and only is None):
         found += [_serve(wiring, "runner", layer=3), _serve(wiring, "tasks", layer=3, is_job=True)]
+    if wiring.endpoints.page_url:
+        found.append(_page(wiring))
     return found
 
 
@@ -235,6 +243,18 @@ def _broker(wiring: Wiring) -> ProcessSpec:
         ready_timeout_s=300.0,
         stop_timeout_s=20.0,
         beats=wiring.run_dir.beats / BROKER,
+    )
+
+
+def _page(wiring: Wiring) -> ProcessSpec:
+    return ProcessSpec(
+        name=PAGE,
+        argv=(sys.executable, "-m", "tracegrad.compose.page.process", "--run-dir", str(wiring.run_dir.path)),
+        env=ENVIRONMENT,
+        listens_at=("127.0.0.1", port_of(wiring.endpoints.page_url)),
+        layer=PAGE_LAYER,
+        is_spare=True,
+        beats=wiring.run_dir.beats / PAGE,
     )
 
 

@@ -59,6 +59,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Started in ascending order, stopped in descending order; equal layers together."""
     is_job: bool = False
     """Exits with 0 when its work is done; else it runs until it is stopped, and any exit by itself is a death."""
+    is_spare: bool = False
+    """The run goes on without it, also when it is fatal."""
     is_ready: Callable[[], bool] | None = None
     """Answers within a second or so; the next layer starts only when it says yes. None: nobody waits for it."""
     ready_timeout_s: float = 60.0

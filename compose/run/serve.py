@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tracegrad import __version__
@@ -49,8 +50,18 @@ _LOCK_WAIT_S = 5.0
 _logger = logging.getLogger(__name__)
 
 
-def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 0) -> int:
-    """Runs the process; returns its exit status. Blocking; call it from the main thread."""
+def serve(
+    name: str,
+    run_dir: Path,
+    *,
+    stage: str | None = None,
+    ordinal: int = 0,
+    run: Callable[[Wiring, threading.Event, Metrics], None] | None = None,
+) -> int:
+    """Runs the process; returns its exit status. Blocking; call it from the main thread.
+
+    `run` is the loop of a process that is none of NAMES.
+    """
     _set_up_logging()
     os.environ.update(without_proxy(os.environ))
     stop = threading.Event()
@@ -58,7 +69,8 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
         signal.signal(number, lambda *_: stop.set())
     wiring: Wiring | None = None
     try:
-        _check_name(name, stage)
+        if run is None:
+            _check_name(name, stage)
         folder = RunDir.open(run_dir)
         _check_release(name, folder)
         process = process_name(name, stage, ordinal)
@@ -69,14 +81,17 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
                 if name != "engine":
                     shown.enter_context(beating(folder.beats / process, lambda: int(metrics.work)))
                     shown.enter_context(reporting(wiring, process, metrics))
-                _run(name, stage, ordinal, wiring, stop, metrics)
+                if run is not None:
+                    run(wiring, stop, metrics)
+                else:
+                    _run(name, stage, ordinal, wiring, stop, metrics)
     except TracegradError as error:
         _logger.error("%s: %s", type(error).__name__, error)
         if isinstance(error, UnavailableError) and not _is_kafka_there(wiring):
             return AWAY_EXIT_STATUS
         return error.exit_status if isinstance(error, FatalError) else 1
     except ModuleNotFoundError as error:
-        _logger.error("%s", lacking(error, f"serve {name}", _EXTRAS[name]))
+        _logger.error("%s", lacking(error, f"serve {name}", _EXTRAS.get(name, "cli")))
         return FATAL_EXIT_STATUS
     except Exception:
         # The one outermost handler of the process: whatever it is, the supervisor tries again.

@@ -26,7 +26,8 @@ from tracegrad.producers.tasks.dataset import read_tasks
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, TracegradError, UnavailableError
 
 from ..engine.fetch_model import with_local_model
-from .pipeline import BROKER, ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prepare_topics, specs
+from . import pipeline
+from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
 from .run_dir import RunDir
 from .settings import RunSettings
@@ -181,13 +182,16 @@ class Onlookers:
         self._reports: StatusReports | None = None
         self._watcher: Watcher | None = None
 
-    def open(self, supervisor: Supervisor) -> None:
-        """Makes the topics first; the broker must answer. Nothing when it was called before."""
-        if self._watcher is None:
+    def open(self, supervisor: Supervisor, layer: int) -> None:
+        """Makes the topics before the first layer above the broker, which must answer; tells of the page before its
+        own."""
+        if layer > 0 and self._watcher is None:
             prepare_topics(self.wiring)
             self._watcher = self._watch(self.wiring, self.show)
             self._watcher.start()
             self.report(supervisor)
+        if layer == pipeline.PAGE_LAYER:
+            self.show.say(f"look at the run: {self.wiring.page_link}")
 
     def report(self, supervisor: Supervisor) -> None:
         """Tells of the supervisor's processes from now on."""
@@ -218,10 +222,11 @@ def supervise(
 ) -> int:
     """Runs them until the jobs are done, or a person stops it. Returns the exit status."""
     wiring, show = onlookers.wiring, onlookers.show
+
     supervisor = Supervisor(
         processes,
         logs=wiring.run_dir.logs,
-        on_layer=lambda layer: onlookers.open(supervisor) if layer > 0 else None,
+        on_layer=lambda layer: onlookers.open(supervisor, layer),
         on_change=onlookers.tell,
         say=show.say,
         before_stop=onlookers.close,
@@ -231,7 +236,7 @@ def supervise(
     show.say(f"starting {len(processes)} processes{longest} (their logs: {wiring.run_dir.logs})")
 
     def is_kept(spec: ProcessSpec) -> bool:
-        return keep or spec.name == BROKER
+        return keep or spec.name in (pipeline.BROKER, pipeline.PAGE)
 
     try:
         outcome = supervisor.run(keep=is_kept, is_done=None if ends_with_jobs else _never)

@@ -113,6 +113,7 @@ class Supervisor:
         """Those whose layer's turn has come."""
         self._hook_failing_since: float | None = None
         self._ready: set[str] = set()
+        self._given_up: set[str] = set()
 
     def statuses(self) -> list[SupervisedProcess]:
         """All children, for people; any thread."""
@@ -166,13 +167,21 @@ class Supervisor:
             elapsed_s, looked_at = time.monotonic() - looked_at, time.monotonic()
             for child in self._open:
                 self._look_after(child, elapsed_s)
-                if child.state is ProcessState.FATAL:
+                if child.state is ProcessState.FATAL and child.spec.is_spare:
+                    self._do_without(child)
+                elif child.state is ProcessState.FATAL:
                     self._on_change()
                     why = f"{child.spec.name}: {child.why}"
                     return Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=child.exit_status)
             if is_done():
                 return Outcome(kind=OutcomeKind.DONE)
             time.sleep(_TICK_S)
+
+    def _do_without(self, child: Child) -> None:
+        if child.spec.name not in self._given_up:
+            self._given_up.add(child.spec.name)
+            self._say(f"{child.spec.name} is given up, the run goes on without it: {child.why}")
+            self._on_change()
 
     def _open_next_layer(self) -> None:
         if len(self._open) == len(self.children):

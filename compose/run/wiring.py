@@ -62,7 +62,7 @@ class Wiring:
             listening_fd: what a gateway inherits from its supervisor (compose/listening.py).
             bootstrap_servers: where the run's broker listens now, if not as at its last start.
         """
-        self.run_dir, self._listening_fd = run_dir, listening_fd
+        self.run_dir, self.listening_fd = run_dir, listening_fd
         self.settings, self.record, self.endpoints = run_dir.settings, run_dir.record, run_dir.endpoints
         if bootstrap_servers is not None:
             self.endpoints = msgspec.structs.replace(self.endpoints, bootstrap_servers=bootstrap_servers)
@@ -119,7 +119,7 @@ class Wiring:
         export_timeout_s = min(_EXPORT_TIMEOUT_S, agent.flush_timeout_s) if agent else _EXPORT_TIMEOUT_S
         return OtlpHandles(
             port=port_of(self.endpoints.otlp_endpoint),
-            fd=self._listening_fd,
+            fd=self.listening_fd,
             grpc_port=port_of(self.endpoints.otlp_grpc) if self.endpoints.otlp_grpc else None,
             feedback_names=self.settings.feedback.names if self.settings.feedback is not None else None,
             run_hash=self.record.hash,
@@ -132,7 +132,7 @@ class Wiring:
         engine = self.settings.engine
         return LlmHandles(
             port=port_of(self.endpoints.llm_url),
-            fd=self._listening_fd,
+            fd=self.listening_fd,
             run_hash=self.record.hash,
             key=self.run_dir.key(),
             engines=tuple(
@@ -157,7 +157,7 @@ class Wiring:
             )
         return config, FeedbackHandles(
             port=port_of(url),
-            fd=self._listening_fd,
+            fd=self.listening_fd,
             run_hash=self.record.hash,
             key=self.run_dir.key(),
             trains=self.settings.select.train,

@@ -8,7 +8,7 @@ __all__ = ["PageConfig"]
 
 
 class PageConfig(Section, frozen=True, kw_only=True):
-    """The page that shows the run, at 127.0.0.1 and behind a token."""
+    """`[page]`: the page that shows the run, at 127.0.0.1 and behind a token."""
 
     enabled: bool = True
     """Whether `up`, `train` and `demo` serve it."""

@@ -22,6 +22,7 @@ from tracegrad.compose.run.pipeline import Part, prepare_run, specs
 from tracegrad.compose.run.run_dir import RunDir, RunKey, write_record
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
+from tracegrad.consumers.page.config import PageConfig
 from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
@@ -203,7 +204,8 @@ def test_the_processes_of_a_training_run(tmp_path: Path) -> None:
     assert {name for name, spec in found.items() if spec.is_ready} == {"kafka", "otlp", "llm"}
     assert found["kafka"].layer < found["engine"].layer < found["llm"].layer < found["runner"].layer
     only = [spec.name for spec in specs(wiring, for_training=False, only=Part.CAPTURE)]
-    assert only == ["kafka", "engine", "otlp", "llm"]
+    assert only == ["kafka", "engine", "otlp", "llm", "page"]
+    assert max(found.values(), key=lambda spec: spec.layer) is found["page"] and found["page"].is_spare
 
 
 CAPTURING = msgspec.structs.replace(
@@ -221,11 +223,19 @@ def test_a_run_on_captured_traffic_has_tasks_and_runner_where_something_is_held_
     wiring = Wiring(prepare_run(CAPTURING, tmp_path / "with"))
     without = Wiring(prepare_run(msgspec.structs.replace(CAPTURING, tasks=None), tmp_path / "without"))
     names, fewer = ([spec.name for spec in specs(one, for_training=False)] for one in (wiring, without))
-    assert names == [*fewer, "runner", "tasks"]
+    assert sorted(names) == sorted([*fewer, "runner", "tasks"])
     for part in Part:
         assert not {"runner", "tasks"} & {spec.name for spec in specs(wiring, for_training=False, only=part)}
     assert wiring.tasks().rewards_awaited == ("reward",)
     assert "/somewhere/eval.jsonl" in wiring.runner().hidden
+
+
+def test_a_run_may_be_without_its_page(tmp_path: Path) -> None:
+    """`--no-page`: no process, no address, no link."""
+    without = msgspec.structs.replace(SETTINGS, page=PageConfig(enabled=False))
+    wiring = Wiring(prepare_run(without, tmp_path))
+    assert "page" not in {spec.name for spec in specs(wiring, for_training=True)}
+    assert (wiring.endpoints.page_url, wiring.page_link) == ("", "")
 
 
 def test_held_out_tasks_may_be_added_to_a_run_on_captured_traffic(tmp_path: Path) -> None:

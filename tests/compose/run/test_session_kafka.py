@@ -76,9 +76,9 @@ def wait_until_running(folder: Path, started: int = 1) -> dict[str, Any]:
         status = tracegrad(folder, "status", "--json")
         fields: dict[str, Any] = json.loads(status.stdout) if status.returncode == 0 else {"processes": []}
         states = [process["state"] for process in fields["processes"]]
-        return fields if states == ["running"] * 4 else None
+        return fields if states == ["running"] * 5 else None
 
-    return until(running, 120, what=f"four processes ({folder / 'err.txt'})")
+    return until(running, 120, what=f"five processes ({folder / 'err.txt'})")
 
 
 def all_gone(found: list[int]) -> bool:

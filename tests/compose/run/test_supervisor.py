@@ -101,6 +101,25 @@ def test_what_dies_again_and_again_at_once_is_given_up(tmp_path: Path) -> None:
     assert outcome.exit_status == 1
 
 
+@pytest.mark.parametrize("script", ["exit 78", "exit 1"], ids=["fatal", "dies again and again"])
+def test_a_run_goes_on_without_what_is_spare(script: str, tmp_path: Path) -> None:
+    """It is said once, and the job is done all the same."""
+    said: list[str] = []
+    spare = msgspec.structs.replace(shell("page", script), is_spare=True)
+    job = shell("job", f"until grep -q . {tmp_path}/given-up; do sleep 0.02; done", is_job=True)
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "goes on without it" in text:
+            (tmp_path / "given-up").write_text(text)
+
+    supervisor = Supervisor([spare, job], logs=tmp_path, backoff=QUICK, say=say)
+    (tmp_path / "given-up").touch()
+    assert supervisor.run().kind is OutcomeKind.DONE
+    assert sum("page is given up" in text for text in said) == 1
+    assert {one.process: one.state for one in supervisor.statuses()}["page"] is ProcessState.FATAL
+
+
 def test_a_program_that_does_not_exist_is_fatal(tmp_path: Path) -> None:
     """With its name."""
     outcome = Supervisor([ProcessSpec(name="x", argv=("/no/such/program",))], logs=tmp_path).run()
