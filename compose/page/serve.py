@@ -33,6 +33,7 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
     settings = wiring.settings
     about = About(
         name=wiring.record.name,
+        hash=wiring.record.hash,
         folder=str(wiring.run_dir.path),
         is_live=is_live,
         policy=settings.policy.name,

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import episode_id
+from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Log, Offsets, Record
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..index.build import Progress
@@ -42,6 +43,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """What compose knows of the run."""
 
     name: str
+    hash: RunHash
     folder: str
     is_live: bool
     """It runs, or others may write to it; else its broker was opened to look at it."""
@@ -108,6 +110,8 @@ class Board:
         """Why nothing new comes, for people."""
         self.running: Recent[str, int] = Recent(_RUNNING)
         """Attempt at work -> when it began, unix ms."""
+        self.serving: dict[str, WeightAck] = {}
+        """Engine -> the last version that it said it serves."""
         self.dead_letters: Counter[tuple[str, str]] = Counter()
         """(stage, reason) -> how many."""
         self.counts: dict[Topic, TopicCount] = {}
@@ -156,6 +160,10 @@ class Board:
         elif topic is Topic.DEAD_LETTERS:
             fields = dead_letter_fields(record.headers)
             self.dead_letters[fields.get("stage", "?"), fields.get("reason", "?")] += 1
+        elif topic is Topic.WEIGHT_ACKS:
+            with contextlib.suppress(RecordError):
+                ack = WEIGHT_ACKS.decode(record.value)
+                self.serving[ack.engine_id] = ack
         else:
             self.state.fold(record, self._clock())
 
@@ -165,6 +173,8 @@ class Board:
         with contextlib.suppress(RecordError):
             event = ROLLOUT_EVENTS.decode(record.value)
             id_ = episode_id(event.rollout_id, event.attempt_id)
+            if run_hash_of(event.rollout_id) != self.about.hash:
+                return
             if event.state.is_end:
                 self.running.pop(id_, None)
             else:

@@ -1,30 +1,98 @@
 """Run: how training goes, and what is going on now.
 
-In: the board. Out: a model, and the charts' numbers. Invariant: pure of the board. Failure: none.
+In: the board. Out: a model, and the charts' numbers. Invariant: of the board alone, under its lock. Failure: none.
 """
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
+from tracegrad.schemas.topics import Stage, Topic
+
+from ..views.held_out import HeldOut, held_out_of, held_out_text
+from ..views.now import Now, open_of, trouble_of, waiting_text
 from .board import Ask, Board
+from .charts import Charts, alarm_spells, charts_of
 from .view import View
 
-__all__ = ["VIEW"]
+__all__ = ["VIEW", "now_of"]
+
+_VERSIONS = 8
+"""That are listed."""
 
 
 def model(board: Board, ask: Ask) -> dict[str, Any]:
     """What the template shows."""
     with board.lock:
-        steps = board.state.steps
-        return {"newest": steps[-1] if steps else None, "num_steps": len(steps)}
+        steps, passes, state = board.state.steps, _passes(board), board.state
+        now = now_of(board)
+        newest = steps[-1] if steps else None
+        versions, best = state.versions, state.held_out.best
+        serving = sorted(board.serving.values(), key=lambda ack: ack.engine_id)
+        return {
+            "now": now,
+            "waiting": waiting_text(now),
+            "newest": newest,
+            "held_out": [(one, held_out_text(one)) for one in passes],
+            "versions": [versions[number] for number in heapq.nlargest(_VERSIONS, versions)],
+            "num_versions": len(versions),
+            "best": best.score.version if best is not None and best.score is not None else None,
+            "serving": serving,
+            "alarms": sorted(alarm_spells(steps).items()),
+            "mark": f"{len(steps)}-{newest.step if newest else 0}-{len(passes)}",
+        }
 
 
-def numbers(board: Board, ask: Ask) -> dict[str, Any]:
+def numbers(board: Board, ask: Ask) -> Charts:
     """Of the charts."""
     with board.lock:
-        steps = board.state.steps
-    return {"step": [one.step for one in steps], "reward": [one.reward for one in steps]}
+        steps, passes = board.state.steps, _passes(board)
+    return charts_of(steps, passes)
+
+
+def now_of(board: Board) -> Now:
+    """The run at this moment; the caller holds the lock."""
+    state, about = board.state, board.about
+    step = state.newest_step.step if state.newest_step else 0
+    reports = state.reports.values()
+    return Now(
+        is_live=about.is_live,
+        step=step,
+        steps=about.steps,
+        num_running=len(board.running),
+        concurrency=about.concurrency,
+        num_open_episodes=open_of(reports, Stage.ASSEMBLE.value),
+        num_open_groups=open_of(reports, Stage.CREDIT.value),
+        num_waiting_groups=_waiting_groups(board),
+        groups_per_step=about.groups_per_step,
+        lag=sum(sum(count.lag.values()) for count in board.counts.values()) if board.counts else None,
+        trouble=trouble_of(state.supervised.values()),
+        is_served=bool(board.serving) or step > 0,
+        held_out=_first_pass(board),
+    )
+
+
+def _passes(board: Board) -> list[HeldOut]:
+    """With a score, in order."""
+    by_number = board.state.held_out.by_number
+    return [one for number in sorted(by_number) if (one := held_out_of(by_number[number])) is not None]
+
+
+def _first_pass(board: Board) -> str:
+    first = board.state.held_out.by_number.get(0)
+    return f"{first.num_tasks} tasks" if first is not None and first.score is None else ""
+
+
+def _waiting_groups(board: Board) -> int | None:
+    """On the policy's partition behind the last batch."""
+    ends = board.ends.get(Topic.TRANSITIONS)
+    if not ends:
+        return None
+    newest = board.state.newest_step
+    if newest is None:
+        return sum(at.end - at.begin for at in ends.values())
+    return max(0, max(at.end for at in ends.values()) - newest.next_offset)
 
 
 VIEW = View("", "Run", "run.html", model, numbers)

@@ -10,7 +10,7 @@ somebody else's dead letter and is passed over. Admission and the audit fold for
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -116,6 +116,11 @@ class RunState:
     def held_out(self) -> HeldOutPasses:
         """The held-out passes, and which is the best."""
         return self._lineage.held_out
+
+    @property
+    def versions(self) -> Mapping[int, VersionManifest]:
+        """The surviving versions, without their files."""
+        return self._lineage.versions
 
     def folder(self, version: int) -> str | None:
         """Where a version was published."""

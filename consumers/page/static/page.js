@@ -1,23 +1,214 @@
-// The live part of a page: one event stream while the tab is seen, its snapshots morphed in; charts beside it.
+// The live part of a page: one event stream while the tab is seen, whose snapshots are morphed in, and the charts.
+// Text of others comes as escaped HTML of our templates, or is set as text here; none is ever made markup.
 "use strict";
 (() => {
   const view = document.getElementById("view");
-  let source = null, lastId = "";
+  const live = document.getElementById("live");
+  const wording = live.textContent;
+  let source = null, lastId = "", later = 0;
+
   const path = () => location.pathname + location.search;
+
+  // -- the event stream: browsers allow six connections a host, so a tab that is not seen has none --
   function open() {
     if (source || document.hidden || !("live" in view.dataset)) return;
     const after = lastId ? "&after=" + encodeURIComponent(lastId) : "";
     source = new EventSource("/events?of=" + encodeURIComponent(path()) + after);
+    source.onopen = () => { live.textContent = wording; };
     source.addEventListener("view", (event) => {
       lastId = event.lastEventId;
-      Idiomorph.morph(view, event.data, { morphStyle: "innerHTML" });
+      Idiomorph.morph(view, event.data, { morphStyle: "innerHTML", ignoreActiveValue: true, callbacks: kept });
+      refresh();
     });
     source.onerror = () => {
-      if (source && source.readyState === EventSource.CLOSED) { close(); setTimeout(open, 5000); }
+      live.textContent = "waiting for the page's server";
+      if (source && source.readyState === EventSource.CLOSED) { close(); later = setTimeout(open, 5000); }
     };
   }
-  function close() { if (source) { source.close(); source = null; } }
+  function close() {
+    clearTimeout(later);
+    if (source) { source.close(); source = null; }
+  }
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
-  window.addEventListener("pagehide", close);
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", open);
+  // Charts are ours, not the server's; what a person opened stays open.
+  const kept = {
+    beforeNodeMorphed(old, now) {
+      if (old.nodeType !== 1) return true;
+      if (old.dataset.json) { old.dataset.mark = now.dataset.mark; return false; }
+      if (old.tagName === "DETAILS" && old.open) now.open = true;
+      return true;
+    },
+  };
+
+  // -- charts --
+  const drawn = new Map();
+  // light-dark() is resolved by a property that takes colours, not by the variable's text.
+  const probe = document.createElement("span");
+  probe.hidden = true;
+  document.body.append(probe);
+  function paint(name) {
+    probe.style.color = "var(" + name + ")";
+    return getComputedStyle(probe).color;
+  }
+  const faint = (rgb) => rgb.replace("rgb(", "rgba(").replace(")", ", 0.35)");
+  const short = (value) => value == null ? "-"
+    : Math.abs(value) >= 1000 ? value.toLocaleString("en", { maximumFractionDigits: 0 }) : String(+value.toPrecision(3));
+
+  let asked = "", isAsking = false;
+  async function refresh() {
+    const section = view.querySelector("[data-json]");
+    if (!section || section.dataset.mark === asked || isAsking) return;
+    isAsking = true;
+    const mark = section.dataset.mark;
+    try {
+      const answer = await fetch(section.dataset.json);
+      if (!answer.ok) return;
+      show(section, await answer.json());
+      asked = mark;
+    } catch { /* the next snapshot asks again */ } finally { isAsking = false; }
+  }
+  function show(section, numbers) {
+    const wanted = new Set(numbers.charts.map((chart) => chart.id));
+    for (const [id, one] of drawn) if (!wanted.has(id)) { one.close(); drawn.delete(id); }
+    for (const chart of numbers.charts) {
+      const known = drawn.get(chart.id);
+      const names = chart.series.map((one) => one.name).join("\n");
+      if (known && known.names === names) known.update(chart, numbers);
+      else { if (known) known.close(); drawn.set(chart.id, picture(section, chart, numbers, names)); }
+    }
+    if (!numbers.charts.length) section.textContent = "No step is recorded yet.";
+  }
+  function element(tag, text, parent) {
+    const made = document.createElement(tag);
+    if (text) made.textContent = text;
+    if (parent) parent.append(made);
+    return made;
+  }
+  function picture(section, chart, numbers, names) {
+    if (!drawn.size && section.firstChild && section.firstChild.nodeType === 3) section.textContent = "";
+    const figure = element("figure", "", section);
+    figure.className = "chart";
+    const caption = element("figcaption", chart.title, figure);
+    element("small", chart.unit, caption);
+    const box = element("div", "", figure);
+    box.setAttribute("role", "img");
+    box.setAttribute("aria-label", chart.title + " by step; the numbers stand in the table below");
+    const details = element("details", "", figure);
+    element("summary", "Numbers", details);
+    const rows = element("div", "", details);
+    rows.className = "rows";
+    rows.tabIndex = 0;
+    let now = { chart, numbers }, plot = null;
+    const make = () => {
+      if (plot) plot.destroy();
+      plot = new uPlot(options(now.chart, now.numbers, box.clientWidth || 300), columns(now.chart, now.numbers), box);
+    };
+    const table = () => { if (details.open) tabulate(rows, now.chart, now.numbers); };
+    details.addEventListener("toggle", table);
+    const watcher = new ResizeObserver(() => plot && plot.setSize({ width: box.clientWidth, height: 190 }));
+    make();
+    watcher.observe(box);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", make);
+    return {
+      names,
+      update(chart, numbers) { now = { chart, numbers }; make(); table(); },
+      close() { watcher.disconnect(); dark.removeEventListener("change", make); plot.destroy(); figure.remove(); },
+    };
+  }
+  function columns(chart, numbers) {
+    if (!chart.is_stacked) return [numbers.steps, ...chart.series.map((one) => one.values)];
+    const sum = numbers.steps.map(() => 0);
+    return [numbers.steps, ...chart.series.map((one) => one.values.map((value, at) => (sum[at] += value ?? 0)))];
+  }
+  function options(chart, numbers, width) {
+    const text = paint("--soft"), line = paint("--line");
+    const series = chart.series.map((one, at) => {
+      const base = one.form === "strong" || one.form === "faint" ? "--c1" : "--c" + (at % 8 + 1);
+      const hue = paint(base), points = one.form === "points";
+      return {
+        label: one.name,
+        stroke: one.form === "faint" ? faint(hue) : hue,
+        width: points ? 0 : one.form === "strong" ? 2.2 : one.form === "faint" ? 1 : 1.4,
+        fill: chart.is_stacked ? faint(hue) : undefined,
+        spanGaps: true,
+        points: { show: points || numbers.steps.length < 2, size: points ? 8 : 5, fill: hue },
+        value: (plot, value, number, row) => short(row == null ? null : one.values[row]),
+      };
+    });
+    const bands = chart.is_stacked ? chart.series.slice(1).map((one, at) => ({ series: [at + 2, at + 1] })) : [];
+    const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui" };
+    return {
+      width, height: 190, series: [{ label: "step", value: (plot, value) => short(value) }, ...series], bands,
+      cursor: { drag: { x: true, y: false } },
+      scales: { x: { time: false }, y: { range: chart.is_share ? [0, 1.02] : undefined } },
+      axes: [{ ...axis, size: 28 }, { ...axis, size: 48, values: (plot, ticks) => ticks.map(short) }],
+      hooks: { draw: [(plot) => decorate(plot, chart, numbers)] },
+    };
+  }
+  // Whiskers of scores, and a line where an alarm began.
+  function decorate(plot, chart, numbers) {
+    const pen = plot.ctx, top = plot.bbox.top, bottom = top + plot.bbox.height;
+    pen.save();
+    pen.lineWidth = devicePixelRatio;
+    pen.strokeStyle = paint("--bad");
+    pen.setLineDash([4, 4]);
+    for (const step of Object.values(numbers.alarms).flat()) {
+      const x = Math.round(plot.valToPos(step, "x", true));
+      pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke();
+    }
+    pen.setLineDash([]);
+    chart.series.forEach((one, number) => {
+      if (!one.low.length) return;
+      pen.strokeStyle = paint("--c" + (number % 8 + 1));
+      pen.lineWidth = 1.6 * devicePixelRatio;
+      one.low.forEach((low, at) => {
+        if (low == null) return;
+        const x = Math.round(plot.valToPos(numbers.steps[at], "x", true));
+        pen.beginPath();
+        pen.moveTo(x, plot.valToPos(low, "y", true));
+        pen.lineTo(x, plot.valToPos(one.high[at], "y", true));
+        pen.stroke();
+      });
+    });
+    pen.restore();
+  }
+  function tabulate(rows, chart, numbers) {
+    const table = document.createElement("table");
+    const head = element("tr", "", element("thead", "", table));
+    for (const name of ["step", ...chart.series.map((one) => one.name)]) element("th", name, head).scope = "col";
+    const body = element("tbody", "", table);
+    for (let at = numbers.steps.length - 1; at >= 0; at--) {
+      const row = element("tr", "", body);
+      for (const value of [numbers.steps[at], ...chart.series.map((one) => one.values[at])]) {
+        element("td", short(value), row).className = "n";
+      }
+    }
+    rows.replaceChildren(table);
+  }
+
+  // -- the keyboard, in lists: j and k, or the arrows, go from one to the next --
+  addEventListener("keydown", (event) => {
+    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
+    const items = [...view.querySelectorAll("[data-item]")];
+    const at = items.indexOf(document.activeElement);
+    if (!items.length || (at < 0 && event.key.startsWith("Arrow"))) return;
+    event.preventDefault();
+    items[Math.max(0, Math.min(items.length - 1, at + step))].focus();
+  });
+  // -- copy buttons --
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button) return;
+    const text = document.getElementById(button.dataset.copy).textContent;
+    try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch { button.textContent = "Not allowed here"; }
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  document.addEventListener("htmx:afterSettle", () => { lastId = ""; close(); open(); refresh(); });
+
   open();
+  refresh();
 })();

@@ -1,0 +1,102 @@
+"""What goes on in a run at this moment, and what it waits for, in one sentence.
+
+In: numbers that the run's topics and processes tell. Out: `Now`, and its sentence. Invariants: pure; it says the
+first thing that holds the rest up, in the order of the flow, and nothing that the numbers do not tell. Failure: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess
+
+__all__ = ["Now", "open_of", "trouble_of", "waiting_text"]
+
+
+class Now(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at this moment."""
+
+    is_live: bool
+    step: int
+    """Of the last batch; 0: none yet."""
+    steps: int | None
+    """That it is asked for; None: until a person stops it."""
+    num_running: int
+    """Agents at work."""
+    concurrency: int | None
+    """How many may be; None: agents come by themselves."""
+    num_open_episodes: int = 0
+    """Whose records are not all there."""
+    num_open_groups: int = 0
+    """Some of whose members are there."""
+    num_waiting_groups: int | None = None
+    """On `transitions`, of the batch that comes next; None: not known."""
+    groups_per_step: int = 1
+    lag: int | None = None
+    """Records that no stage has done with."""
+    trouble: tuple[str, ...] = ()
+    """Processes that do not run, and why."""
+    is_served: bool = True
+    """Whether an engine has said that it serves."""
+    held_out: str = ""
+    """The held-out pass that is under way before training."""
+
+
+def open_of(reports: Iterable[ProcessReport], stage: str) -> int:
+    """What the workers of a stage hold open."""
+    mine = (report for report in reports if report.process.startswith(f"streams-{stage}-"))
+    return int(sum(report.counters.get("open", 0) for report in mine))
+
+
+def trouble_of(processes: Iterable[SupervisedProcess]) -> tuple[str, ...]:
+    """Who has died, and how; in the order of their names."""
+    found = []
+    for one in sorted(processes, key=lambda one: one.process):
+        if one.state is ProcessState.FATAL:
+            found.append(f"{one.process} cannot go on: {one.why}")
+        elif one.state is ProcessState.WAITING and one.num_restarts:
+            found.append(f"{one.process} died and is started again: {one.why}")
+    return tuple(found)
+
+
+def waiting_text(now: Now) -> str:
+    """One sentence."""
+    if not now.is_live:
+        return f"The run has ended after step {now.step}."
+    if now.trouble:
+        return f"{now.trouble[0]}."
+    if not now.is_served:
+        return "The engine loads its model; nothing is sampled until it serves."
+    if now.steps is not None and now.step >= now.steps:
+        return f"All {now.steps} steps are done."
+    if now.step == 0 and now.held_out:
+        return f"Training waits for the first held-out pass: {now.held_out}, {_agents(now)}."
+    there = now.num_waiting_groups
+    if there is None:
+        return "Nothing is known of the groups that wait yet."
+    if there >= now.groups_per_step:
+        return f"The trainer works on step {now.step + 1}."
+    words = [f"{there} of {now.groups_per_step} groups of step {now.step + 1} are there", *_reasons(now)]
+    return f"The trainer waits for rollouts: {', '.join(words)}."
+
+
+def _agents(now: Now) -> str:
+    if now.concurrency is None:
+        return "agents come by themselves"
+    if now.num_running >= now.concurrency:
+        return f"all {now.concurrency} agents are at work"
+    return f"{now.num_running} of {now.concurrency} agents are at work"
+
+
+def _reasons(now: Now) -> Sequence[str]:
+    """What the missing groups are held up by."""
+    found = []
+    if now.num_running or now.concurrency is None:
+        found.append(_agents(now))
+    if now.num_open_episodes:
+        found.append(f"{now.num_open_episodes} episodes are not whole")
+    if now.num_open_groups:
+        found.append(f"{now.num_open_groups} groups miss members")
+    return found or ["no agent is at work, for no new group may be admitted until a newer version serves"]

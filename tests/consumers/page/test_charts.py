@@ -1,0 +1,83 @@
+"""Curves as numbers: whatever a run holds, all series share one axis, and a long run stays small."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracegrad.consumers.page.charts import alarm_spells, charts_of
+from tracegrad.consumers.views.held_out import HeldOut
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.records.training import Accounting, TrainingStep
+
+numbers = st.none() | st.floats(allow_nan=True, allow_infinity=True)
+
+
+def step(number: int, *, alarms: tuple[str, ...] = (), reward: float | None = 0.5) -> TrainingStep:
+    """One batch."""
+    return TrainingStep(
+        run=RunHash("00000000"),
+        policy="policy",
+        step=number,
+        epoch=1,
+        version=number,
+        begin_offset=0,
+        next_offset=1,
+        batch_hash="",
+        group_ids=(),
+        accounting=Accounting(),
+        reward=reward,
+        reward_parts={"rule": 0.1 * number},
+        num_rollouts=1,
+        num_tokens=30,
+        is_updated=True,
+        loss=0.0,
+        grad_norm=0.0,
+        learning_rate=0.0,
+        seconds={"wait": 1.0},
+        started_at_ms=1_000,
+        ended_at_ms=3_000,
+        alarms=alarms,
+    )
+
+
+def scored(number: int, at: int, mean: float | None) -> HeldOut:
+    """One pass."""
+    return HeldOut(mean=mean, low=mean, high=mean, num_scored=1, version=at, number=number, step=at, num_tasks=1)
+
+
+def test_charts_of_a_small_run() -> None:
+    """A pass before training has a place on the axis; tokens are over the step's seconds."""
+    found = charts_of([step(1), step(2)], [scored(0, 0, 0.25)])
+    assert found.steps == [0, 1, 2]
+    charts = {chart.id: chart for chart in found.charts}
+    assert {one.name: list(one.values) for one in charts["reward"].series} == {
+        "each step": [None, 0.5, 0.5],
+        "mean of ten": [None, 0.5, 0.5],
+        "held-out": [0.25, None, None],
+    }
+    assert list(charts["speed"].series[0].values) == [None, 15, 15]
+    assert charts["time"].is_stacked and "tools" not in charts
+
+
+@given(st.lists(numbers, max_size=3_000), st.lists(numbers, max_size=3))
+def test_any_run_gives_numbers_that_fit_together(rewards: list[float | None], means: list[float | None]) -> None:
+    """All that goes to the browser is finite or a gap, as long as the axis, and bounded."""
+    steps = [step(number + 1, reward=reward) for number, reward in enumerate(rewards)]
+    found = charts_of(steps, [scored(number, 10 * number, mean) for number, mean in enumerate(means)])
+    assert len(found.steps) <= 1_000
+    for chart in found.charts:
+        for one in chart.series:
+            for values in filter(None, (one.values, one.low, one.high)):
+                assert len(values) == len(found.steps)
+                assert all(value is None or math.isfinite(value) for value in values)
+    msgspec.json.encode(found)
+
+
+def test_an_alarm_is_told_by_the_steps_at_which_it_held() -> None:
+    """What goes and comes again is two spells."""
+    steps = [step(1), step(2, alarms=("a",)), step(3, alarms=("a", "b")), step(4), step(5, alarms=("a",))]
+    assert alarm_spells(steps) == {"a": [(2, 3), (5, 5)], "b": [(3, 3)]}
