@@ -47,11 +47,21 @@ def make_app(board: Board, *, token: str, port: int, stop: threading.Event) -> A
     routes = [
         Route("/events", page.events),
         Route("/json", page.numbers),
-        Mount("/static", StaticFiles(directory=STATIC)),
+        Mount("/static", _Static(directory=STATIC)),
         Route("/{path:path}", page.view),
     ]
     app = GZipMiddleware(Starlette(routes=routes), minimum_size=1_000, compresslevel=6)
     return Guard(app, token=token, port=port)
+
+
+class _Static(StaticFiles):
+    """Files whose URLs change with their bytes."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """May be kept."""
+        answer = super().file_response(*args, **kwargs)
+        answer.headers["cache-control"] = "private, max-age=31536000, immutable"
+        return answer
 
 
 class _Drawn(NamedTuple):

@@ -152,6 +152,10 @@ class Board:
         with contextlib.closing(open_index(self.index_path)) as connection:
             yield connection
 
+    def begin_of(self, topic: Topic) -> int:
+        """How many records a topic has lost to retention, as far as is known."""
+        return sum(at.begin for at in self.ends.get(topic, {}).values())
+
     def fold(self, record: Record) -> None:
         """Takes a record; the caller holds the lock."""
         topic = self._names.get(record.topic)

@@ -1,26 +1,130 @@
 """Data: the last records of a public topic, decoded, and a script that reads just that topic.
 
-In: the board, a topic's name. Out: a model. Invariant: records are shown, never kept. Failure: RequestError for a topic
-that is not public; UnavailableError when the broker does not answer.
+In: the board, a topic's name. Out: a model. Invariants: a bounded number of records, each cut; nothing is kept of what
+is shown; what rooms leave out is shown too, and said to be that. Failure: RequestError for a topic that is not
+public; UnavailableError when the broker does not answer.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, NamedTuple
 
-from tracegrad.schemas.topics import REGISTRY
+from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import Record, TopicPartition
+from tracegrad.schemas.section import nearest
+from tracegrad.schemas.topics import REGISTRY, Topic
 
+from ..views.tail import as_json, said
 from .board import Ask, Board
 from .view import View
 
-__all__ = ["VIEW"]
+__all__ = ["VIEW", "Peeked", "snippet"]
 
-_PUBLIC = {spec.topic.value: spec for spec in REGISTRY if spec.public}
+PUBLIC = {spec.topic.value: spec for spec in REGISTRY if spec.public}
+COUNTS = (20, 50, 200)
+"""How many may be asked for."""
+_MAX_TEXT = 20_000
+"""Characters of one record: a group's tensors have millions."""
+_PATIENCE_S = 5.0
+
+
+class Peeked(NamedTuple):
+    """One record."""
+
+    where: str
+    key: str
+    said: str
+    """In one line."""
+    fields: str
+    """As JSON."""
+    left_out: str
+    """Why rooms leave it out; empty: they do not."""
 
 
 def model(board: Board, ask: Ask) -> dict[str, Any]:
-    """What the template shows."""
-    return {"topics": list(_PUBLIC.values()), "chosen": _PUBLIC.get(ask.rest), "records": []}
+    """What the template shows. Blocks for as long as the reading takes."""
+    if ask.rest and ask.rest not in PUBLIC:
+        raise RequestError(f"no public topic {ask.rest!r}; {nearest(ask.rest, PUBLIC)}", status=404)
+    asked = ask.query.get("n", "")
+    num = int(asked) if asked in map(str, COUNTS) else COUNTS[0]
+    chosen = PUBLIC.get(ask.rest)
+    return {
+        "topics": list(PUBLIC.values()),
+        "chosen": chosen,
+        "num": num,
+        "counts": COUNTS,
+        "full_name": board.topics.name(chosen.topic) if chosen else "",
+        "records": last_records(board, chosen.topic, num) if chosen else [],
+        "snippet": snippet(board, chosen.topic) if chosen else "",
+    }
+
+
+def last_records(board: Board, topic: Topic, num: int) -> list[Peeked]:
+    """The newest first, over all partitions. Raises UnavailableError."""
+    log, name = board.raw, board.topics.name(topic)
+    assert log is not None
+    kept = log.offsets(name)
+    starts = {TopicPartition(name, number): max(at.begin, at.end - num) for number, at in kept.items()}
+    found = sorted(
+        read_to_end(log, name, starts=starts, patience_s=_PATIENCE_S), key=lambda record: record.timestamp_ms
+    )
+    return [_peeked(board, topic, record) for record in reversed(found[-num:])]
+
+
+def _peeked(board: Board, topic: Topic, record: Record) -> Peeked:
+    fields = json.dumps(as_json(topic, record), indent=1, ensure_ascii=False)
+    over = len(fields) - _MAX_TEXT
+    return Peeked(
+        where=f"{record.partition}@{record.offset}",
+        key=(record.key or b"").decode("utf-8", "replace"),
+        said=said(topic, record),
+        fields=fields if over <= 0 else f"{fields[:_MAX_TEXT]}\n... and {over:,} characters more",
+        left_out=board.refusal(topic, record) or "",
+    )
+
+
+_ARROW = """    batch = pa.ipc.open_stream(message.value()).read_all()
+    print(message.partition(), message.offset(), batch.num_rows, "rows", batch.column_names)
+"""
+_OTLP = """    request = {kind}.FromString(message.value())
+    print(message.partition(), message.offset(), request)
+"""
+_BYTES = """    print(message.partition(), message.offset(), len(message.value() or b""), "bytes", message.headers())
+"""
+
+
+def snippet(board: Board, topic: Topic) -> str:
+    """A whole script that follows just this topic, with nothing of ours."""
+    imports, lines = {
+        Topic.OTLP_SPANS: (
+            "from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest\n",
+            _OTLP.format(kind="ExportTraceServiceRequest"),
+        ),
+        Topic.OTLP_LOGS: (
+            "from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest\n",
+            _OTLP.format(kind="ExportLogsServiceRequest"),
+        ),
+        Topic.LLM_CALLS: ("import msgpack\n", "    print(msgpack.unpackb(message.value()))\n"),
+        Topic.TRANSITIONS: ("import pyarrow as pa\n", _ARROW),
+        Topic.DEAD_LETTERS: ("", _BYTES),
+    }.get(topic, ("import json\n", "    print(json.loads(message.value()))\n"))
+    standard = imports if imports == "import json\n" else ""
+    others = "" if standard else imports
+    return f"""{standard}{others}from confluent_kafka import Consumer
+
+consumer = Consumer({{
+    "bootstrap.servers": "{board.about.bootstrap_servers}",
+    "group.id": "my-tap",
+    "auto.offset.reset": "earliest",
+}})
+consumer.subscribe(["{board.topics.name(topic)}"])
+while True:
+    message = consumer.poll(1.0)
+    if message is None or message.error():
+        continue
+{lines}"""
 
 
 VIEW = View("data", "Data", "data.html", model, is_live=False)

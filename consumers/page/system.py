@@ -1,22 +1,182 @@
-"""System: topics and processes, how they stand, and whether the accounts add up.
+"""System: the run's parts and what flows between them, and whether the accounts add up.
 
-In: the board. Out: a model. Invariant: pure of the board. Failure: none.
+In: the board. Out: a model. Invariants: of the board alone, under its lock, but for the audit that a run's end left in
+its folder; a sum is green only when both sides were counted apart. Failure: none; what nobody told is left out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from .board import Ask, Board
+import msgspec
+
+from tracegrad.schemas.metrics import declared
+from tracegrad.schemas.records.process_status import ProcessReport, SupervisedProcess
+from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.topics import REGISTRY, Topic
+
+from .board import Ask, Board, TopicCount
 from .view import View
 
-__all__ = ["VIEW"]
+__all__ = ["VIEW", "Process", "Sum", "sums_of"]
+
+ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
+    (
+        "Producers",
+        ("tasks", "runner", "llm", "otlp", "rewards"),
+        (
+            *(Topic.ROLLOUTS, Topic.ROLLOUT_EVENTS, Topic.LLM_CALLS),
+            *(Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.REWARDS),
+        ),
+    ),
+    (
+        "Streams",
+        ("streams",),
+        (
+            *(Topic.EPISODE_EVENTS, Topic.EPISODES, Topic.EPISODE_SCORES),
+            *(Topic.TRANSITIONS, Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS),
+        ),
+    ),
+    ("Trainer", ("trainer",), (Topic.WEIGHTS, Topic.TRAINING_STEPS)),
+    ("Consumers", ("weight-sync", "engine"), (Topic.WEIGHT_ACKS,)),
+    ("Around them", ("kafka", "page"), (Topic.PROCESS_STATUS, Topic.DEAD_LETTERS)),
+)
+"""The house: room, first words of its processes' names, topics that it writes. As README's figure has them."""
+_PUBLIC = {spec.topic for spec in REGISTRY if spec.public}
+
+
+class Process(NamedTuple):
+    """One of the run's processes."""
+
+    name: str
+    state: str
+    pid: int | None
+    num_restarts: int
+    why: str
+    """How it ended last."""
+    counted: list[str]
+    """What it did since its start."""
+
+
+class Sum(NamedTuple):
+    """An identity of the accounts."""
+
+    what: str
+    total: int
+    terms: dict[str, int]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the terms add up."""
+        return self.total == sum(self.terms.values())
+
+
+class Audited(msgspec.Struct, frozen=True):
+    """What is read of a run's audit.json."""
+
+    class Unit(msgspec.Struct, frozen=True):
+        """A line of the accounting."""
+
+        total: int
+        terms: dict[str, int]
+
+    calls: Unit
+    episodes: Unit
+    groups: Unit
+    feedback: Unit
+    num_missing: int
 
 
 def model(board: Board, ask: Ask) -> dict[str, Any]:
     """What the template shows."""
+    audited = audited_of(Path(board.about.folder))
     with board.lock:
-        return {"topics": dict(board.counts), "processes": list(board.state.supervised.values())}
+        state, counts = board.state, board.counts
+        processes = processes_of(state.supervised.values(), state.reports.values(), is_live=board.about.is_live)
+        newest = state.newest_step
+        dead = counts.get(Topic.DEAD_LETTERS)
+        return {
+            "rooms": [
+                (room, [one for one in processes if _is_of(one.name, names)], [(t, counts.get(t)) for t in topics])
+                for room, names, topics in ROOMS
+            ],
+            "public": _PUBLIC,
+            "processes": processes,
+            "dead_letters": sorted(board.dead_letters.items(), key=lambda item: -item[1]),
+            "num_dead": dead.num if dead else None,
+            "num_told": board.dead_letters.total(),
+            "excluded": sorted(newest.accounting.excluded.items(), key=lambda item: -item[1]) if newest else [],
+            "sums": sums_of(newest, counts.get(Topic.TRANSITIONS), board.begin_of(Topic.TRANSITIONS)),
+            "audited": [] if audited is None or board.about.is_live else _audited_sums(audited),
+            "num_missing": audited.num_missing if audited else 0,
+        }
+
+
+def processes_of(
+    supervised: Iterable[SupervisedProcess], reports: Iterable[ProcessReport], *, is_live: bool
+) -> list[Process]:
+    """By name; of a run that has ended none runs, whatever its last word was."""
+    told, counted = {one.process: one for one in supervised}, {one.process: one for one in reports}
+    found = []
+    for name in sorted({*told, *counted}):
+        one, report = told.get(name), counted.get(name)
+        state = one.state.value if one else "running"
+        if report and one and one.pid is not None and one.pid != report.pid:
+            report = None  # of a predecessor that died
+        found.append(
+            Process(
+                name=name,
+                state=state if is_live or state != "running" else "ended",
+                pid=one.pid if one and is_live else None,
+                num_restarts=one.num_restarts if one else 0,
+                why=one.why if one else "",
+                counted=_counted(report) if report else [],
+            )
+        )
+    return found
+
+
+def sums_of(newest: TrainingStep | None, transitions: TopicCount | None, begin: int) -> list[Sum]:
+    """What the topics tell of groups by themselves: the trainer's ledger, and where it stands on `transitions`."""
+    if newest is None:
+        return []
+    accounting = newest.accounting
+    excluded = {f"excluded: {reason}": num for reason, num in sorted(accounting.excluded.items())}
+    sums = [Sum("groups consumed", accounting.consumed, {"trained": accounting.trained, **excluded})]
+    if transitions is not None:
+        waiting = max(0, transitions.num + begin - newest.next_offset)
+        terms = {"consumed": accounting.consumed, "read again": accounting.duplicates, "waiting": waiting}
+        sums.append(Sum("groups on transitions", transitions.num + begin, terms))
+    return sums
+
+
+def audited_of(folder: Path) -> Audited | None:
+    """What the audit at the run's end found; None where none was made, or another release wrote it."""
+    try:
+        return msgspec.json.decode((folder / "results" / "audit.json").read_bytes(), type=Audited)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _audited_sums(audited: Audited) -> list[Sum]:
+    units = (("calls", audited.calls), ("episodes", audited.episodes), ("groups", audited.groups))
+    return [Sum(what, unit.total, unit.terms) for what, unit in (*units, ("feedback", audited.feedback)) if unit.total]
+
+
+def _is_of(process: str, names: tuple[str, ...]) -> bool:
+    return any(process == name or process.startswith(f"{name}-") for name in names)
+
+
+def _counted(report: ProcessReport) -> list[str]:
+    words = []
+    for metric in declared():
+        values = [value for series, value in report.counters.items() if series.partition("{")[0] == metric.name]
+        if metric.terminal and values:
+            words.append(f"{math.fsum(values):,.0f} {metric.terminal}")
+    return words
 
 
 VIEW = View("system", "System", "system.html", model)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from tracegrad.schemas.metrics import OPEN
 from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess
 
 __all__ = ["Now", "open_of", "trouble_of", "waiting_text"]
@@ -47,7 +48,7 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
 def open_of(reports: Iterable[ProcessReport], stage: str) -> int:
     """What the workers of a stage hold open."""
     mine = (report for report in reports if report.process.startswith(f"streams-{stage}-"))
-    return int(sum(report.counters.get("open", 0) for report in mine))
+    return int(sum(report.counters.get(OPEN.name, 0) for report in mine))
 
 
 def trouble_of(processes: Iterable[SupervisedProcess]) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ from tracegrad.schemas.topics import Topic
 
 from .held_out import held_out_of, held_out_text
 
-__all__ = ["as_json", "as_text"]
+__all__ = ["as_json", "as_text", "said"]
 
 _CUT = 60
 
@@ -63,7 +63,12 @@ def as_text(topic: Topic, record: Record) -> str:
     """One line: where it lies, its key, what it says."""
     where = f"{record.partition}@{record.offset}"
     key = (record.key or b"").decode("utf-8", "replace")
-    return f"{where:>10} {key[:32]:32} {_sentence(topic, record)}{_origin(record)}".replace("\n", " ")
+    return f"{where:>10} {key[:32]:32} {said(topic, record)}"
+
+
+def said(topic: Topic, record: Record) -> str:
+    """One line: what it says, and what it was made of."""
+    return f"{_sentence(topic, record)}{_origin(record)}".replace("\n", " ")
 
 
 def as_json(topic: Topic, record: Record) -> dict[str, Any]:

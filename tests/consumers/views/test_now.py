@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tracegrad.consumers.views.now import Now, open_of, trouble_of, waiting_text
+from tracegrad.schemas.metrics import OPEN
 from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess
 
 NOW = {
@@ -59,7 +60,7 @@ def test_a_run_says_what_it_waits_for(changed: dict[str, Any], expected: str) ->
 def test_what_workers_hold_open_is_of_their_stage() -> None:
     """Summed over the stage's workers."""
     reports = [
-        ProcessReport(process=name, pid=1, since_ms=0, at_ms=0, counters={"open": 2.0})
+        ProcessReport(process=name, pid=1, since_ms=0, at_ms=0, counters={OPEN.name: 2.0})
         for name in ("streams-assemble-0", "streams-assemble-1", "streams-credit-0", "llm")
     ]
     assert (open_of(reports, "assemble"), open_of(reports, "credit"), open_of(reports, "normalize")) == (4, 2, 0)

@@ -1,0 +1,59 @@
+"""A board over a log in memory, and its application as a browser meets it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import httpx
+
+from tests.memory_log import MemoryLog
+from tracegrad.consumers.page.app import make_app
+from tracegrad.consumers.page.board import About, Board
+from tracegrad.consumers.views.run_state import RunState
+from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.topics import Topic, Topics
+
+__all__ = ["PORT", "TOKEN", "TOPICS", "browser", "fold_topics", "new_board"]
+
+TOKEN = "rp-00000000.0123456789abcdef"
+PORT = 8123
+RUN = RunHash("00000000")
+TOPICS = Topics(run=RunName("small"))
+
+
+def new_board(folder: Path, log: MemoryLog, *, is_live: bool = True) -> Board:
+    """Of a run without a record; its topics are there."""
+    log.create_topics(TOPICS, policies=["policy"], partitions=1)
+    about = About(
+        name="small",
+        hash=RUN,
+        folder=str(folder),
+        is_live=is_live,
+        policy="policy",
+        bootstrap_servers="127.0.0.1:9092",
+        steps=80,
+        groups_per_step=8,
+        concurrency=8,
+    )
+    return Board(about, TOPICS, RunState(TOPICS, RUN, "policy"), log=log, raw=log)
+
+
+def fold_topics(board: Board, log: MemoryLog) -> None:
+    """All that lies on the topics, without the threads."""
+    for topic in Topic:
+        for record in read_to_end(log, TOPICS.name(topic)):
+            board.fold(record)
+    board.is_read = True
+    board.changed()
+
+
+def browser(board: Board, stop: threading.Event | None = None, *, is_let_in: bool = True) -> httpx.AsyncClient:
+    """A client that has opened the URL with the token, or not."""
+    app = make_app(board, token=TOKEN, port=PORT, stop=stop or threading.Event())
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app),
+        base_url=f"http://127.0.0.1:{PORT}",
+        cookies={f"tracegrad_page_{PORT}": TOKEN} if is_let_in else {},
+    )
