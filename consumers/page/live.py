@@ -13,12 +13,12 @@ import asyncio
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
 
 from .board import Board
 
-__all__ = ["Live", "Snapshot"]
+__all__ = ["Live", "Snapshot", "event"]
 
 _EVERY_S = 1.0
 _ALIVE_S = 15.0
@@ -67,7 +67,7 @@ class Live:
                     self._making.pop(old, None)
             return known
 
-    async def events(self, of: str, last_id: str) -> AsyncIterator[bytes]:
+    async def events(self, of: str, last_id: str) -> AsyncGenerator[bytes, None]:
         """Until the page ends; the client closes it by leaving."""
         self._num_clients += 1
         try:

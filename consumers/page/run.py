@@ -69,7 +69,7 @@ def now_of(board: Board) -> Now:
         lag=sum(sum(count.lag.values()) for count in board.counts.values()) if board.counts else None,
         trouble=trouble_of(state.supervised.values()),
         is_served=bool(board.serving) or step > 0,
-        held_out=_first_pass(board),
+        held_out=_pass_under_way(board),
     )
 
 
@@ -79,9 +79,10 @@ def _passes(board: Board) -> list[HeldOut]:
     return [one for number in sorted(by_number) if (one := held_out_of(by_number[number])) is not None]
 
 
-def _first_pass(board: Board) -> str:
-    first = board.state.held_out.by_number.get(0)
-    return f"{first.num_tasks} tasks" if first is not None and first.score is None else ""
+def _pass_under_way(board: Board) -> str:
+    by_number = board.state.held_out.by_number
+    newest = by_number[max(by_number)] if by_number else None
+    return f"{newest.num_tasks} tasks" if newest is not None and newest.score is None else ""
 
 
 def _waiting_groups(board: Board) -> int | None:

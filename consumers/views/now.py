@@ -42,7 +42,7 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     is_served: bool = True
     """Whether an engine has said that it serves."""
     held_out: str = ""
-    """The held-out pass that is under way before training."""
+    """How large the held-out pass is that is under way; empty: none is."""
 
 
 def open_of(reports: Iterable[ProcessReport], stage: str) -> int:
@@ -71,7 +71,8 @@ def waiting_text(now: Now) -> str:
     if not now.is_served:
         return "The engine loads its model; nothing is sampled until it serves."
     if now.steps is not None and now.step >= now.steps:
-        return f"All {now.steps} steps are done."
+        last = f"; the last held-out pass is under way: {now.held_out}" if now.held_out else ""
+        return f"All {now.steps} steps are done{last}."
     if now.step == 0 and now.held_out:
         return f"Training waits for the first held-out pass: {now.held_out}, {_agents(now)}."
     there = now.num_waiting_groups

@@ -144,7 +144,7 @@
       width, height: 190, series: [{ label: "step", value: (plot, value) => short(value) }, ...series], bands,
       cursor: { drag: { x: true, y: false } },
       scales: { x: { time: false }, y: { range: chart.is_share ? [0, 1.02] : undefined } },
-      axes: [{ ...axis, size: 28 }, { ...axis, size: 48, values: (plot, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, size: 48, values: (plot, ticks) => ticks.map(short) }],
       hooks: { draw: [(plot) => decorate(plot, chart, numbers)] },
     };
   }

@@ -15,7 +15,7 @@ from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["PORT", "TOKEN", "TOPICS", "browser", "fold_topics", "new_board"]
+__all__ = ["PORT", "RUN", "TOKEN", "TOPICS", "browser", "fold_topics", "new_board"]
 
 TOKEN = "rp-00000000.0123456789abcdef"
 PORT = 8123

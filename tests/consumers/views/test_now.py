@@ -29,6 +29,10 @@ NOW = {
         ({"is_served": False, "step": 0}, "The engine loads its model; nothing is sampled until it serves."),
         ({"step": 80}, "All 80 steps are done."),
         (
+            {"step": 80, "held_out": "128 tasks"},
+            "All 80 steps are done; the last held-out pass is under way: 128 tasks.",
+        ),
+        (
             {"step": 0, "held_out": "128 tasks"},
             "Training waits for the first held-out pass: 128 tasks, all 8 agents are at work.",
         ),
