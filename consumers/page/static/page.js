@@ -9,25 +9,58 @@
 
   const path = () => location.pathname + location.search;
 
-  // -- the event stream: browsers allow six connections a host, so a tab that is not seen has none --
-  function open() {
-    if (source || document.hidden || !("live" in view.dataset)) return;
+  // -- the event stream. A browser has six connections for a host, and each stream takes one: a tab that is not seen
+  // has none, and of many windows the first four; the others ask every two seconds. --
+  const STREAMS = 4, POLL_MS = 2000;
+  let release = null, isOpening = false;
+  // A place among the streams of all tabs, as what gives it back; null: there is none.
+  function place() {
+    if (!navigator.locks) return Promise.resolve(() => {});
+    return new Promise((resolve) => {
+      const ask = (number) => {
+        if (number > STREAMS) { resolve(null); return; }
+        navigator.locks.request("tracegrad-stream-" + number, { ifAvailable: true }, (lock) =>
+          lock ? new Promise((giveBack) => resolve(giveBack)) : void ask(number + 1));
+      };
+      ask(1);
+    });
+  }
+  async function open() {
+    if (source || later || isOpening || document.hidden || !("live" in view.dataset)) return;
+    isOpening = true;
+    const mine = await place();
+    isOpening = false;
+    if (document.hidden) { if (mine) mine(); return; }
+    if (!mine) { poll(); return; }
+    release = mine;
     const after = lastId ? "&after=" + encodeURIComponent(lastId) : "";
     source = new EventSource("/events?of=" + encodeURIComponent(path()) + after);
     source.onopen = () => { live.textContent = wording; };
-    source.addEventListener("view", (event) => {
-      lastId = event.lastEventId;
-      Idiomorph.morph(view, event.data, { morphStyle: "innerHTML", ignoreActiveValue: true, callbacks: kept });
-      refresh();
-    });
+    source.addEventListener("view", (event) => { lastId = event.lastEventId; take(event.data); });
     source.onerror = () => {
       live.textContent = "waiting for the page's server";
-      if (source && source.readyState === EventSource.CLOSED) { close(); later = setTimeout(open, 5000); }
+      if (source && source.readyState === EventSource.CLOSED) {
+        close();
+        later = setTimeout(() => { later = 0; open(); }, 5000);
+      }
     };
+  }
+  async function poll() {
+    later = setTimeout(() => { later = 0; open(); }, POLL_MS);
+    try {
+      const answer = await fetch(path(), { headers: { "HX-Request": "true" } });
+      if (answer.ok) { live.textContent = wording; take(await answer.text()); }
+    } catch { live.textContent = "waiting for the page's server"; }
+  }
+  function take(html) {
+    Idiomorph.morph(view, html, { morphStyle: "innerHTML", ignoreActiveValue: true, callbacks: kept });
+    refresh();
   }
   function close() {
     clearTimeout(later);
+    later = 0;
     if (source) { source.close(); source = null; }
+    if (release) { release(); release = null; }
   }
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   addEventListener("pagehide", close);

@@ -1,0 +1,114 @@
+"""The page over a real broker: it follows the run, survives the broker, and browsers show it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tests.compose.page.serving import Served, eventually, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One for the tests of this file."""
+    with served(tmp_path_factory.mktemp("runs")) as found:
+        yield found
+
+
+@pytest.fixture
+def chromium() -> Iterator[Browser]:
+    """The system's own; no browser is downloaded."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("there is no chromium; apt install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def steps_shown(client: httpx.Client) -> list[float]:
+    """By the numbers of the charts."""
+    found: list[float] = client.get("/json?of=/").json()["steps"]
+    return found
+
+
+def test_the_page_follows_a_run_through_the_death_of_its_broker(page: Served) -> None:
+    """It answers meanwhile with what it has, and goes on by itself."""
+    with page.client() as client:
+        page.train(1, 2)
+        eventually(lambda: steps_shown(client) == [1, 2], "two steps")
+        page.kafka.kill()
+        assert client.get("/").status_code == client.get("/system").status_code == 200
+        assert steps_shown(client) == [1, 2]
+        answer = client.get("/data/training_steps")
+        assert answer.status_code == 503 and "Traceback" not in answer.text
+        page.kafka.start()
+        page.train(3)
+        eventually(lambda: steps_shown(client) == [1, 2, 3], "the third step")
+        eventually(lambda: "step 3 -&gt; version 3" in client.get("/data/training_steps").text, "the record")
+
+
+def test_clients_that_never_read_harm_nobody(page: Served) -> None:
+    """Beyond the bound they are refused, and one who comes when they have left is served."""
+    with page.client() as client:
+        streams = [client.stream("GET", "/events?of=/system") for _ in range(64)]
+        statuses = [stream.__enter__().status_code for stream in streams]
+        assert statuses == [200] * 64
+        assert client.get("/events?of=/").status_code == 503
+        assert client.get("/").status_code == 200
+        for stream in streams:
+            stream.__exit__(None, None, None)
+        eventually(lambda: is_served(client), "room again")
+
+
+def is_served(client: httpx.Client) -> bool:
+    """Whether a stream begins."""
+    with client.stream("GET", "/events?of=/") as answer:
+        return answer.status_code == 200
+
+
+def test_seven_tabs_follow_the_run_in_chromium(page: Served, chromium: Browser) -> None:
+    """More than a browser has connections for, all seen at once; its policy is broken by none, and nothing fails."""
+    context = chromium.new_context()
+    context.add_init_script(
+        "addEventListener('securitypolicyviolation', (event) => {"
+        " window.broken = (window.broken || []).concat(event.violatedDirective + ' ' + event.blockedURI); });"
+    )
+    said: list[str] = []
+    tabs = [context.new_page() for _ in range(7)]
+    for tab in tabs:
+        tab.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.goto(page.link)
+    assert all("token" not in tab.url for tab in tabs)
+    page.train(7)
+    for tab in tabs:
+        # Not by a function of the browser's, which would be evaluated: the page's policy refuses it.
+        number = tab.locator(".facts dd").first
+        eventually(lambda number=number: number.inner_text().startswith("7"), "the seventh step")  # type: ignore[misc]
+        tab.wait_for_selector(".chart canvas", timeout=60_000)
+    tab = tabs[0]
+    tab.get_by_text("Numbers").first.click()
+    assert tab.locator(".chart .rows tbody tr").first.locator("td").first.text_content() == "7"
+    tab.get_by_role("link", name="System").click()
+    tab.wait_for_selector(".flow")
+    tab.get_by_role("link", name="training_steps").click()
+    tab.wait_for_selector("#snippet")
+    tab.keyboard.press("j")
+    tab.keyboard.press("Enter")
+    assert "training_step" in (tab.locator("details[open] pre").text_content() or "")
+    assert [tab.evaluate("window.broken || []") for tab in tabs] == [[]] * 7
+    assert said == []
+    context.close()
