@@ -104,7 +104,8 @@ class Reading:
         at = time.monotonic()
         while not self._stop.is_set():
             if board.is_watched:
-                ends, lag = _ends(board), _lag(board)
+                ends = _ends(board)
+                lag = _lag(board, ends)
                 now = time.monotonic()
                 counts = {
                     topic: TopicCount(
@@ -161,14 +162,13 @@ def _end(kept: Mapping[int, Offsets]) -> int:
     return sum(at.end for at in kept.values())
 
 
-def _lag(board: Board) -> dict[Topic, dict[Stage, int]]:
+def _lag(board: Board, ends: Mapping[Topic, Mapping[int, Offsets]]) -> dict[Topic, dict[Stage, int]]:
     assert board.log is not None
     lag: dict[Topic, dict[Stage, int]] = {}
     for stage in STREAMS:
         for topic in INPUTS[stage]:
-            name = board.topics.name(topic)
-            committed = board.log.committed(board.topics.group(stage), name)
-            kept = board.log.offsets(name)
+            committed = board.log.committed(board.topics.group(stage), board.topics.name(topic))
+            kept = ends.get(topic, {})
             waits = (max(0, at.end - committed.get(number, at.begin)) for number, at in kept.items())
             lag.setdefault(topic, {})[stage] = sum(waits)
     return lag

@@ -1,0 +1,201 @@
+"""What the views show of a run, by its topics; and the threads that read them."""
+
+from __future__ import annotations
+
+import ast
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.consumers.page.boards import RUN, TOPICS, browser, fold_topics, new_board
+from tests.consumers.page.test_charts import step
+from tests.memory_log import MemoryLog
+from tracegrad.consumers.page.board import Ask, Board, TopicCount
+from tracegrad.consumers.page.data import last_records, snippet
+from tracegrad.consumers.page.reading import FOLDED, Reading
+from tracegrad.consumers.page.run import now_of
+from tracegrad.consumers.page.system import Sum, model, processes_of, sums_of
+from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, GroupRef, RolloutEvent, RolloutState
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
+from tracegrad.schemas.topics import REGISTRY, Stage, Topic
+
+
+@pytest.fixture
+def board(tmp_path: Path, memory_log: MemoryLog) -> Board:
+    """Of a run without a record."""
+    return new_board(tmp_path, memory_log)
+
+
+def put(log: MemoryLog, topic: Topic, value: bytes) -> None:
+    """Appends to the first partition."""
+    log.append(TOPICS.name(topic), b"k", value, (), 0)
+
+
+def event(rollout: str, state: RolloutState) -> bytes:
+    """Of a rollout's first attempt."""
+    group = GroupRef(id="g", size=1, member=0, index=0)
+    return ROLLOUT_EVENTS.encode(
+        RolloutEvent(
+            rollout_id=rollout,
+            attempt_id="0001",
+            attempt_number=0,
+            state=state,
+            group=group,
+            task_id="t",
+            policy="policy",
+            purpose=Purpose.TRAIN,
+        )
+    )
+
+
+def test_agents_at_work_are_those_of_the_run_that_have_not_ended(board: Board, memory_log: MemoryLog) -> None:
+    """Raw topics hold other runs' rollouts too."""
+    mine, ended, other = f"{RUN}{1:020x}", f"{RUN}{2:020x}", f"{'f' * 8}{3:020x}"
+    for rollout, state in (
+        *((one, RolloutState.STARTED) for one in (mine, ended, other)),
+        (ended, RolloutState.SUCCEEDED),
+    ):
+        put(memory_log, Topic.ROLLOUT_EVENTS, event(rollout, state))
+    fold_topics(board, memory_log)
+    assert (now_of(board).num_running, now_of(board).concurrency) == (1, 8)
+
+
+def test_accounts_are_green_only_when_they_add_up() -> None:
+    """Consumed by the ledger, and where the trainer stands on `transitions`, of which retention took ten."""
+    accounting = Accounting(consumed=7, trained=5, excluded={"stale": 2}, duplicates=1)
+    newest = msgspec.structs.replace(step(1), accounting=accounting, next_offset=8)
+    on_topic = TopicCount(num=2, per_s=None, lag={})
+    sums = sums_of(newest, on_topic, begin=10)
+    assert sums == [
+        Sum("groups consumed", 7, {"trained": 5, "excluded: stale": 2}),
+        Sum("groups on transitions", 12, {"consumed": 7, "read again": 1, "waiting": 4}),
+    ]
+    assert all(one.holds for one in sums)
+    wrong = msgspec.structs.replace(newest, accounting=msgspec.structs.replace(accounting, trained=4))
+    assert not sums_of(wrong, None, begin=0)[0].holds
+    assert sums_of(None, on_topic, begin=0) == []
+
+
+def test_what_a_process_that_died_had_counted_is_not_its_successors() -> None:
+    """And of a run that has ended nothing runs, whatever was said last."""
+    told = SupervisedProcess(process="llm", state=ProcessState.RUNNING, pid=2, num_restarts=1, why="exit status 1")
+    report = ProcessReport(process="llm", pid=1, since_ms=0, at_ms=0, counters={"calls": 3.0})
+    (live,) = processes_of([told], [report], is_live=True)
+    assert (live.state, live.pid, live.num_restarts, live.why, live.counted) == ("running", 2, 1, "exit status 1", [])
+    (ended,) = processes_of([told], [], is_live=False)
+    assert (ended.state, ended.pid) == ("ended", None)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"calls": 1}', "[]", "\xff"])
+def test_an_audit_that_cannot_be_read_is_left_out(tmp_path: Path, memory_log: MemoryLog, text: str) -> None:
+    """It is of another release, or half written."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "audit.json").write_text(text, encoding="latin-1")
+    assert model(new_board(tmp_path, memory_log, is_live=False), Ask())["audited"] == []
+
+
+def test_every_topic_has_its_place_in_the_picture(board: Board) -> None:
+    """Once."""
+    shown = [topic for _, _, topics in model(board, Ask())["rooms"] for topic, _ in topics]
+    assert sorted(shown) == sorted(Topic)
+
+
+def test_the_last_records_are_the_newest_of_all_partitions(tmp_path: Path) -> None:
+    """And those that every reader leaves out are shown as such."""
+    now = iter(range(1, 100))
+    log = MemoryLog(clock=lambda: float(next(now)))
+    board = new_board(tmp_path, log)
+    for number in range(30):
+        put(log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(number)))
+    put(log, Topic.TRAINING_STEPS, b"no step")
+    board.refusal = lambda topic, record: "unsigned" if record.value == b"no step" else None
+    found = last_records(board, Topic.TRAINING_STEPS, 5)
+    assert [one.where for one in found] == ["0@30", "0@29", "0@28", "0@27", "0@26"]
+    assert (found[0].left_out, found[1].left_out) == ("unsigned", "")
+    assert "undecodable" in found[0].said and "step 29" in found[1].said
+
+
+@pytest.mark.parametrize("topic", [spec.topic for spec in REGISTRY if spec.public])
+def test_a_topics_script_is_one(board: Board, topic: Topic) -> None:
+    """It compiles, names the topic in full and the broker, and imports nothing of ours."""
+    text = snippet(board, topic)
+    tree = ast.parse(text)
+    assert TOPICS.name(topic) in text and board.about.bootstrap_servers in text
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not any(name.startswith("tracegrad") for name in modules)
+
+
+async def test_a_private_topic_is_no_contract_and_not_shown(board: Board) -> None:
+    """404, and which there are."""
+    async with browser(board) as client:
+        answer = await client.get("/data/episode_events")
+    assert answer.status_code == 404 and "no public topic" in answer.text
+
+
+async def test_htmx_gets_the_part_that_changes(board: Board) -> None:
+    """Without the page around it."""
+    async with browser(board) as client:
+        part = (await client.get("/system", headers={"HX-Request": "true"})).text
+        whole = (await client.get("/system")).text
+    assert "<html" not in part and part.strip() in whole
+
+
+def eventually(claim: Callable[[], bool]) -> None:
+    """Waits, bounded."""
+    until = time.monotonic() + 10
+    while not claim():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_the_threads_keep_the_board_up_to_date(board: Board, memory_log: MemoryLog) -> None:
+    """Folded at once; measured while somebody looks; of the newest alone where that is enough."""
+    for number in range(1, 4):
+        put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(number)))
+    last = FOLDED[Topic.DEAD_LETTERS]
+    assert last is not None
+    for _ in range(last + 5):
+        put(memory_log, Topic.DEAD_LETTERS, b"")
+    reading = Reading(board, threading.Event(), starts={TopicPartition(TOPICS.name(Topic.LLM_CALLS), 0): 0})
+    reading.start()
+    try:
+        eventually(lambda: board.is_read)
+        assert [one.step for one in board.state.steps] == [1, 2, 3]
+        assert board.dead_letters.total() == last
+        assert board.counts == {}
+        board.look()
+        eventually(lambda: bool(board.counts))
+        assert board.counts[Topic.TRAINING_STEPS].num == 3
+        assert set(board.counts[Topic.LLM_CALLS].lag) == {Stage.NORMALIZE}
+        put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(4)))
+        eventually(lambda: len(board.state.steps) == 4)
+    finally:
+        reading.close()
+
+
+def test_the_index_is_filled_when_a_view_asks_for_it(board: Board, memory_log: MemoryLog) -> None:
+    """Not before; and on, when it is asked again."""
+    put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(1)))
+    reading = Reading(board, threading.Event(), starts={})
+    reading.start()
+    try:
+        eventually(lambda: board.is_read)
+        assert not board.index_path.exists()
+
+        def num_steps() -> int:
+            with board.index() as index:
+                return int(index.execute("SELECT COUNT(*) FROM steps").fetchone()[0])
+
+        eventually(lambda: num_steps() == 1)
+        put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(2)))
+        eventually(lambda: num_steps() == 2)
+    finally:
+        reading.close()
