@@ -11,7 +11,7 @@ import typer
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..local_kafka.node import free_port, is_free
-from ..run.wiring import Wiring, port_of
+from ..run.wiring import port_of
 from .common import RUNS, RunDirOption, RunsDirOption, echo, find_run, reachable_log
 
 __all__ = ["page"]
@@ -28,30 +28,30 @@ def page(
     Example: tracegrad page demo-20260102-030405
     """
     wiring = find_run(run, run_dir, runs_dir)
-    if wiring.run_dir.is_locked() or wiring.settings.kafka.bootstrap_servers is not None:
-        if wiring.page_link and port is None and not is_free(port_of(wiring.endpoints.page_url)):
-            echo(f"run {wiring.record.name} serves its page by itself: {wiring.page_link}")
-            return
-        reachable_log(wiring)
-        _serve(wiring, port, is_live=True)
-        return
-    from ..history.broker import open_broker
-
-    try:
-        with open_broker(wiring.run_dir) as servers:
-            _serve(Wiring(wiring.run_dir, bootstrap_servers=servers), port, is_live=False)
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"run {wiring.record.name} has ended, and one at a time may open its topics: {error}"
-        ) from error
-
-
-def _serve(wiring: Wiring, port: int | None, *, is_live: bool) -> None:
-    from ..page.serve import serve_page
-
+    folder, name = wiring.run_dir, wiring.record.name
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    port = port or free_port()
-    echo(f"http://127.0.0.1:{port}/?token={wiring.page_token}")
-    serve_page(wiring, is_live=is_live, port=port, stop=stop)
+    at = port or free_port()
+    link = f"http://127.0.0.1:{at}/?token={wiring.page_token}"
+    from ..history.broker import open_broker
+
+    try:
+        if wiring.settings.kafka.bootstrap_servers is None and not folder.is_locked():
+            echo(link)
+            from ..page.serve import serve_ended
+
+            serve_ended(wiring, port=at, stop=stop)
+            return
+        with open_broker(folder):
+            pass  # it is not another reader's
+    except ConfigurationError as error:
+        raise ConfigurationError(f"run {name} has ended, and one at a time may open its topics: {error}") from error
+    if wiring.page_link and port is None and not is_free(port_of(wiring.endpoints.page_url)):
+        echo(f"run {name} serves its page by itself: {wiring.page_link}")
+        return
+    reachable_log(wiring)
+    echo(link)
+    from ..page.serve import serve_live
+
+    serve_live(wiring, port=at, stop=stop)

@@ -12,7 +12,7 @@ from tracegrad.schemas.metrics import Metrics
 
 from ..run.serve import serve
 from ..run.wiring import Wiring, port_of
-from .serve import serve_page
+from .serve import serve_live
 
 __all__ = ["main"]
 
@@ -26,7 +26,7 @@ def main() -> int:
 
 def _run(wiring: Wiring, stop: threading.Event, metrics: Metrics) -> None:
     port = port_of(wiring.endpoints.page_url)
-    serve_page(wiring, is_live=True, port=port, fd=wiring.listening_fd, stop=stop)
+    serve_live(wiring, port=port, fd=wiring.listening_fd, stop=stop)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ from tracegrad.consumers.page.app import make_app
 from tracegrad.consumers.page.board import About, Board
 from tracegrad.consumers.page.reading import Reading
 from tracegrad.producers.asgi import serve
+from tracegrad.schemas.errors import TracegradError
 
+from ..history.broker import open_broker
 from ..run.session import run_state
 from ..run.wiring import Wiring
 
-__all__ = ["board_of", "serve_page"]
+__all__ = ["serve_ended", "serve_live"]
 
 _GRACE_S = 1
 _SECRET = frozenset({"token", "client"})
@@ -29,7 +31,7 @@ _SECRET = frozenset({"token", "client"})
 
 
 def board_of(wiring: Wiring, *, is_live: bool) -> Board:
-    """What the views look at, empty."""
+    """What the views look at, empty; of a run that has ended without its log, whose broker is not there yet."""
     settings = wiring.settings
     about = About(
         name=wiring.record.name,
@@ -49,22 +51,59 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         about,
         wiring.topics,
         run_state(wiring),
-        log=wiring.log(),
-        raw=wiring.kafka(),
+        log=wiring.log() if is_live else None,
+        raw=wiring.kafka() if is_live else None,
         refusal=ring.refusal,
     )
 
 
-def serve_page(wiring: Wiring, *, is_live: bool, port: int, fd: int | None = None, stop: threading.Event) -> None:
-    """Serves until `stop` is set. Blocks. Raises UnavailableError when the address is taken."""
-    board = board_of(wiring, is_live=is_live)
+def serve_live(wiring: Wiring, *, port: int, fd: int | None = None, stop: threading.Event) -> None:
+    """Serves a run whose broker others keep until `stop` is set. Blocks. Raises UnavailableError when the address is
+    taken."""
+    board = board_of(wiring, is_live=True)
     reading = Reading(board, stop, starts=wiring.run_dir.starts)
     reading.start()
     try:
-        app = make_app(board, token=wiring.page_token, port=port, stop=stop)
-        serve(app, host="127.0.0.1", port=port, fd=fd, stop=stop, name="page", grace_s=_GRACE_S)
+        _serve(board, wiring, port=port, fd=fd, stop=stop)
     finally:
         reading.close()
+
+
+def serve_ended(wiring: Wiring, *, port: int, stop: threading.Event) -> None:
+    """Serves a run that has ended until `stop` is set: at once, while its broker is started. Blocks.
+
+    Raises ConfigurationError when another reader has its broker, UnavailableError when it does not start.
+    """
+    board, failed = board_of(wiring, is_live=False), list[TracegradError]()
+
+    def read() -> None:
+        try:
+            with open_broker(wiring.run_dir) as servers:
+                opened = Wiring(wiring.run_dir, bootstrap_servers=servers)
+                board.connect(opened.log(), opened.kafka(), servers)
+                reading = Reading(board, stop, starts=wiring.run_dir.starts)
+                reading.start()
+                stop.wait()
+                reading.close()
+        except TracegradError as error:
+            failed.append(error)
+            stop.set()
+
+    # A broker dies with the thread that started it.
+    keeper = threading.Thread(target=read, name="page-broker")
+    keeper.start()
+    try:
+        _serve(board, wiring, port=port, fd=None, stop=stop)
+    finally:
+        stop.set()
+        keeper.join()
+    if failed:
+        raise failed[0]
+
+
+def _serve(board: Board, wiring: Wiring, *, port: int, fd: int | None, stop: threading.Event) -> None:
+    app = make_app(board, token=wiring.page_token, port=port, stop=stop)
+    serve(app, host="127.0.0.1", port=port, fd=fd, stop=stop, name="page", grace_s=_GRACE_S)
 
 
 def _without_secrets(value: Any) -> Any:

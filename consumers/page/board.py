@@ -125,6 +125,13 @@ class Board:
         """Set when somebody asks for the index; whoever fills it clears it."""
         self._names = {topics.name(topic): topic for topic in Topic}
 
+    def connect(self, log: Log, raw: Log, bootstrap_servers: str) -> None:
+        """The broker answers from now on, there."""
+        with self.lock:
+            self.about = msgspec.structs.replace(self.about, bootstrap_servers=bootstrap_servers)
+            self.log, self.raw = log, raw
+            self.changed()
+
     def look(self) -> None:
         """Somebody looks now."""
         self._looked_at = self._clock()

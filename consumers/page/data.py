@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.errors import RequestError, UnavailableError
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.section import nearest
@@ -64,7 +64,8 @@ def model(board: Board, ask: Ask) -> dict[str, Any]:
 def last_records(board: Board, topic: Topic, num: int) -> list[Peeked]:
     """The newest first, over all partitions. Raises UnavailableError."""
     log, name = board.raw, board.topics.name(topic)
-    assert log is not None
+    if log is None:
+        raise UnavailableError("the run's broker is being started to look at its topics; try again in some seconds")
     kept = log.offsets(name)
     starts = {TopicPartition(name, number): max(at.begin, at.end - num) for number, at in kept.items()}
     found = sorted(

@@ -32,7 +32,7 @@ def model(board: Board, ask: Ask) -> dict[str, Any]:
         serving = sorted(board.serving.values(), key=lambda ack: ack.engine_id)
         return {
             "now": now,
-            "waiting": waiting_text(now),
+            "waiting": waiting_text(now) if board.is_read else "Reading the run's topics ...",
             "newest": newest,
             "held_out": [(one, held_out_text(one)) for one in passes],
             "versions": [versions[number] for number in heapq.nlargest(_VERSIONS, versions)],

@@ -14,7 +14,7 @@ import msgspec
 
 from tests.consumers.page.test_charts import step
 from tracegrad.compose.local_kafka.broker import LocalKafka
-from tracegrad.compose.page.serve import serve_page
+from tracegrad.compose.page.serve import serve_live
 from tracegrad.compose.run.pipeline import prepare_run, prepare_topics
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring, port_of
@@ -23,7 +23,7 @@ from tracegrad.schemas.keys import policy_key
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["Served", "eventually", "served"]
+__all__ = ["Served", "eventually", "is_there", "served"]
 
 
 class Served(NamedTuple):
@@ -64,9 +64,7 @@ def served(folder: Path) -> Iterator[Served]:
         prepare_topics(wiring)
         wiring = Wiring(run_dir)
         url = wiring.endpoints.page_url
-        page = threading.Thread(
-            target=serve_page, args=(wiring,), kwargs={"is_live": True, "port": port_of(url), "stop": stop}
-        )
+        page = threading.Thread(target=serve_live, args=(wiring,), kwargs={"port": port_of(url), "stop": stop})
         page.start()
         try:
             eventually(lambda: is_there(url), "the page answers")

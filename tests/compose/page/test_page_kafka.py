@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from tests.compose.page.serving import Served, eventually, served
+from tests.compose.page.serving import Served, eventually, is_there, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -112,3 +116,27 @@ def test_seven_tabs_follow_the_run_in_chromium(page: Served, chromium: Browser) 
     assert [tab.evaluate("window.broken || []") for tab in tabs] == [[]] * 7
     assert said == []
     context.close()
+
+
+def test_a_run_that_has_ended_is_opened_by_one_at_a_time(tmp_path: Path) -> None:
+    """At once, before its broker is there; a second reader is told who has it; the end of the page frees the run."""
+    with served(tmp_path) as live:
+        live.train(1, 2)
+        folder = live.wiring.run_dir.path
+    command = [sys.executable, "-m", "tracegrad.compose.cli", "page", "--run-dir", str(folder)]
+    page = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert page.stdout is not None
+    try:
+        link = page.stdout.readline().strip()
+        eventually(lambda: is_there(link.partition("/?")[0]), "the page answers")
+        with httpx.Client(base_url=link.partition("/?")[0], follow_redirects=True, timeout=20) as client:
+            assert client.get(link).status_code == 200
+            eventually(lambda: steps_shown(client) == [1, 2], "two steps")
+            assert "The run has ended after step 2." in client.get("/").text
+        second = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert second.returncode == 78 and f"process {page.pid} already is the reader" in second.stderr
+    finally:
+        page.send_signal(signal.SIGINT)
+        assert page.wait(60) == 0
+        page.stdout.close()
+    assert not live.wiring.run_dir.is_locked()
