@@ -61,7 +61,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     greatest_s: float = 15.0
     """Doubles up to this."""
     max_in_a_row: int = 8
-    """Deaths in a row, with no unit of work done in between (`is_work` in schemas/metrics.py), after which the run is
+    """Deaths in a row, with no unit of work done in between (`is_work` in schemas/metrics/), after which the run is
     given up, however long each life was: what loads slowly and dies must not do so for ever."""
     idle_s: float = 600.0
     """A work loop that turned for so long counts as work too: there was none."""

@@ -55,7 +55,7 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """When this was said: an old report means a process that died or is stopped. A work loop that hangs is its
     supervisor's to see (schemas/beat.py): a thread says this."""
     counters: dict[str, float] = {}
-    """By series, such as `records` and `dead_letters{reason=malformed}`; `schemas/metrics.py` says what each means."""
+    """By series, such as `records` and `dead_letters{reason=malformed}`; docs/metrics.md says what each means."""
 
 
 class SupervisedProcess(msgspec.Struct, frozen=True, kw_only=True, tag="supervised"):

@@ -66,7 +66,7 @@ def test_its_readers_give_what_it_wrote_and_nothing_else(raw: MemoryLog, log: Si
     reader.commit({where: 3})
     assert log.committed("group", REWARDS) == {0: 3} and log.offsets(REWARDS)[0].end == 3
     assert [record.value for record in read_to_end(log, CALLS)] == [b"forged", b"own", b"forged"]
-    assert metrics.snapshot() == {"unverified{topic=rewards,reason=unsigned}": 4.0}
+    assert metrics.snapshot() == {"records_unverified{topic=rewards,reason=unsigned}": 4.0}
     assert metrics.value(UNVERIFIED, Topic.REWARDS, "unsigned") == 4
 
 

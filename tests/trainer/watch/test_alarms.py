@@ -73,7 +73,7 @@ def test_an_alarm_pauses_the_training_until_the_run_is_started_again(
     log, metrics = new_log(), Metrics()
     config = config_of(untied, tmp_path, steps=3, on="pause", checkpoint_every=every)
     with Background(lambda stop: run(*config, topics=TOPICS, log=log, stop=stop, metrics=metrics)) as paused:
-        until(lambda: metrics.snapshot().get("paused") == 2)
+        until(lambda: metrics.snapshot().get("paused_at_step") == 2)
         assert paused.is_alive()
         request_rollback(log, 1)
         until(lambda: max(lineage_of(log).versions) == 3)

@@ -1,16 +1,16 @@
-"""Every metric of every process, declared once with its name, unit and help; and the registry that counts them.
+"""Every metric of every process, declared once with its name, unit and help.
 
-In: `metrics.add(CALLS)`, `metrics.set(LAG, 7)` where it happens, in a `Metrics` that is handed in. Out: `snapshot()`,
-plain numbers by series, for process_status, the terminal and, later, Prometheus. Invariants: a name or a kind that is
-not declared here is a type error; the number of series is bounded. A new one touches two files: this, and where it is
-counted. One thread counts in a registry; any may take a snapshot.
+In: `metrics.add(CALLS)`, `metrics.set(LAG, 7)` where it happens, in a `Metrics` (registry.py) that is handed in. Out:
+its `snapshot()` on process_status and the terminal, the same numbers at `/metrics`, the tables of docs/metrics.md.
+Invariants: a name or a kind that is not declared here is a type error; `exposed` names follow Prometheus' rules. A new
+one touches two files: this, and where it is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
+from .registry import Counter, Gauge, Metric, Metrics, Place
 
 __all__ = [
     "AGENT_EVENTS",
@@ -104,47 +104,20 @@ __all__ = [
     "VERSIONS_SKIPPED",
     "Counter",
     "Gauge",
+    "Metric",
     "Metrics",
+    "by_place",
     "declared",
 ]
 
-_MAX_SERIES = 1_000
-"""Of one registry; beyond it new label values are counted together as `other`."""
-_OTHER = "other"
-
-
-class Metric(msgspec.Struct, frozen=True, eq=False):
-    """What is counted."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...] = ()
-    """Names of the labels; each has few values."""
-    unit: str = ""
-    """`records`, `bytes`, `seconds`; empty when the name says it."""
-    terminal: str = ""
-    """Its word on the terminal, summed over the labels; empty: not shown there."""
-
-
-class Counter(Metric, frozen=True, eq=False):
-    """Only grows while the process lives."""
-
-    is_work: bool = False
-    """Whether it counts work that is done for good: what dies after some was not restarted in vain."""
-
-
-class Gauge(Metric, frozen=True, eq=False):
-    """What is so now."""
-
-
-# Every stream worker.
+_WORKER = Place("Every stream worker")
 RECORDS = Counter("records", "Inputs folded.", terminal="records")
-OPEN = Gauge("open", "Episodes or groups that wait for something.", terminal="open")
-IN_FLIGHT = Gauge("in_flight", "Emissions that wait for acknowledgement.", terminal="in flight")
+OPEN = Gauge("open", "Episodes or groups that wait for something.", unit="items", terminal="open")
+IN_FLIGHT = Gauge("in_flight", "Emissions that wait for acknowledgement.", unit="emissions", terminal="in flight")
 LAG = Gauge("lag", "Inputs on the log that are not delivered yet.", unit="records", terminal="to come")
 READY = Gauge("ready", "1 while inputs are folded, 0 while partitions are taken over.")
-ASSIGNED = Gauge("assigned", "1 for each input partition of this worker.", ("topic", "partition"))
-OPEN_INPUTS = Gauge("open_inputs", "Inputs on which something open depends.", unit="records")
+ASSIGNED = Gauge("assigned", "1 for each input partition of this worker.", ("topic", "partition"), unit="partitions")
+OPEN_INPUTS = Gauge("open_inputs", "Inputs on which something open depends.")
 OPEN_RANGES = Gauge("open_ranges", "Runs of offsets that the ledger holds for them.")
 EMISSIONS = Counter("emissions", "Fold steps that led to records.")
 OUTPUTS = Counter("outputs", "Records appended.", ("topic",))
@@ -154,14 +127,14 @@ PROPOSALS_VOID = Counter("proposals_void", "Proposals that an episode was silent
 DELIVERIES_DROPPED = Counter("deliveries_dropped", "Of an earlier assignment, or delivered before.", ("reason",))
 OFFSETS_WITHOUT_RECORD = Counter("offsets_without_record", "Offsets that hold no record, passed by.")
 CLOSED_IDS_FORGOTTEN = Counter("closed_ids_forgotten", "Closed ids that were forgotten because they are too many.")
-# Its stages: normalize, assemble, credit.
+_STAGES = Place("Its stages: normalize, assemble, credit")
 FACTS = Counter("facts", "Facts made of raw records.", ("kind",))
 CALLS_UNPROVED = Counter(
     "calls_unproved", "Calls, and ends of calls, of a runner's rollouts that no gateway of its run wrote.", ("kind",)
 )
 CONTEXT_CALLS = Counter("context_calls", "Calls that other models answered: context, which trains nothing.")
-NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
-OF_EVALUATORS = Counter("of_evaluators", "Spans and log records by the reward token: of no episode.", ("kind",))
+NOT_SELECTED = Counter("items_not_selected", "Raw items of other runs.", ("kind",))
+OF_EVALUATORS = Counter("evaluator_items", "Spans and log records by the reward token: of no episode.", ("kind",))
 LINKS = Counter("links", "Captured traces that name another key, by what came of it.", ("outcome",))
 SESSIONS_IGNORED = Counter("sessions_ignored", "Spans whose `session.id` has too many open traces.")
 FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))
@@ -184,9 +157,9 @@ CREDIT_EPISODES = Counter("credit_episodes", "Episodes read by credit, by where 
 GROUPS = Counter("groups", "Groups closed.")
 CALLS_LEFT_OUT = Counter("calls_left_out", "Calls of a rollout that trains whose prompt cannot be rebuilt.")
 MEMBERS_EXCLUDED = Counter("members_excluded", "Members of closed groups that do not train.", ("reason",))
-# Any process that writes them.
+_WRITERS = Place("Any process that writes them")
 DEAD_LETTERS = Counter("dead_letters", "Items that could not be used.", ("reason",), terminal="dead letters")
-# Any process that reads topics.
+_READERS = Place("Any process that reads topics")
 RECORDS_REFUSED = Counter("records_refused", "Records that cannot be decoded.", ("topic", "reason"))
 UNREADABLE_ROWS = Counter(
     "unreadable_rows",
@@ -194,17 +167,17 @@ UNREADABLE_ROWS = Counter(
     ("topic",),
     terminal="rows of unreadable records",
 )
-UNVERIFIED = Counter("unverified", "Records left out because no key vouches for them.", ("topic", "reason"))
-# OTLP gateway.
+UNVERIFIED = Counter("records_unverified", "Records left out because no key vouches for them.", ("topic", "reason"))
+_OTLP = Place("OTLP gateway")
 SPANS = Counter("spans", "Spans acknowledged.", terminal="spans")
 LOG_RECORDS = Counter("log_records", "Log records acknowledged.", terminal="log records")
 REQUESTS = Counter("requests", "Export requests acknowledged.", is_work=True)
-# Both gateways.
+_GATEWAYS = Place("Both gateways")
 REQUESTS_REFUSED = Counter("requests_refused", "Requests answered by an error.", ("status",), terminal="refused")
 REQUESTS_UNPROVED = Counter(
     "requests_unproved", "Claims to a runner's rollout without its credential.", ("reason",), terminal="unproved"
 )
-# LLM gateway.
+_LLM = Place("LLM gateway")
 REQUESTS_QUARANTINED = Counter("requests_quarantined", "Requests whose claims disagree.", ("reason",))
 CALLS = Counter("calls", "Calls recorded and acknowledged.", terminal="calls", is_work=True)
 CALLS_SERVED = Counter("calls_served", "Calls by how their answer went.", ("outcome",))
@@ -224,7 +197,7 @@ FEEDBACK = Counter("feedback", "Pieces of feedback acknowledged.", ("name",), te
 FEEDBACK_LATE = Counter("feedback_late", "Pieces of feedback on nothing that waited for them.")
 FEEDBACK_REFUSED = Counter("feedback_refused", "Pieces of feedback refused, by the field at fault.", ("field",))
 SCORES = Counter("scores", "Scores of [feedback.sources], taken or by the field at fault.", ("source", "outcome"))
-SOURCES_FAILED = Counter("sources_failed", "Readings of a source that failed.", ("source", "reason"))
+SOURCES_FAILED = Counter("source_readings_failed", "Readings of a source that failed.", ("source", "reason"))
 SOURCES_AWAY = Gauge(
     "sources_away",
     "1 for each source of scores whose last reading failed.",
@@ -248,16 +221,16 @@ UPSTREAM_CALLS = Counter(
 UPSTREAM_CALLS_UNRECORDED = Counter(
     "upstream_calls_unrecorded", "Of these, those that left no record.", ("reason",), terminal="of them unrecorded"
 )
-# Tasks.
+_TASKS = Place("Tasks")
 GROUPS_ADMITTED = Counter(
     "groups_admitted", "Groups asked for.", ("purpose",), terminal="groups admitted", is_work=True
 )
-# Runner.
+_RUNNER = Place("Runner")
 ATTEMPTS_BEGUN = Counter("attempts_begun", "Attempts that began here.", terminal="attempts")
 OUTCOMES = Counter(
     "outcomes", "Attempts that ended, and rollouts given up.", ("state",), terminal="ended", is_work=True
 )
-# Trainer.
+_TRAINER = Place("Trainer")
 STEPS = Counter("steps", "Batches recorded, trained or skipped.", terminal="steps", is_work=True)
 GROUPS_TRAINED = Counter("groups_trained", "Groups of these batches that train.", terminal="groups")
 GROUPS_EXCLUDED = Counter("groups_excluded", "Groups taken that do not train.", ("reason",), terminal="excluded")
@@ -265,14 +238,14 @@ GROUPS_TAKEN = Gauge(
     "groups_taken", "Groups consumed, and of the batch that is read; told only while no record is left to read."
 )
 ALARMS_BEGUN = Counter("alarms", "Alarms that began to hold.", ("alarm",), terminal="alarms")
-REPLAY_STEP = Gauge("replay_step", "Of a history: steps done.", terminal="steps done")
+REPLAY_STEP = Gauge("replay_steps_done", "Of a history: steps done.", terminal="steps done")
 REPLAY_STEPS = Gauge(
     "replay_steps", "Steps of the whole history, by the groups that are left.", terminal="steps in all"
 )
-PAUSED = Gauge("paused", "Step after which an alarm paused the training.", terminal="paused at step")
-# LLM gateway and weight sync.
-ENGINE_AWAY = Counter("engine_away", "Times that an engine did not answer.")
-# Weight sync.
+PAUSED = Gauge("paused_at_step", "Step after which an alarm paused the training.", terminal="paused at step")
+_ENGINE_USERS = Place("LLM gateway and weight sync")
+ENGINE_AWAY = Counter("engine_absences", "Times that an engine did not answer.")
+_WEIGHT_SYNC = Place("Weight sync")
 VERSIONS_SERVED = Counter("versions_served", "Versions acknowledged.", terminal="versions served", is_work=True)
 VERSIONS_LOADED = Counter("versions_loaded", "Versions loaded.")
 VERSIONS_SKIPPED = Counter("versions_skipped", "Versions passed over for a newer one.")
@@ -284,49 +257,12 @@ def declared() -> Iterator[Metric]:
     return (value for value in globals().values() if isinstance(value, Metric))
 
 
-class Metrics:
-    """The counts of one process since it started, or of one part of it."""
-
-    def __init__(self, *, max_series: int = _MAX_SERIES) -> None:
-        self.work = 0.0
-        """The sum of all counters of work done."""
-        self._max_series = max_series
-        self._values: dict[tuple[Metric, tuple[str, ...]], float] = {}
-
-    def add(self, counter: Counter, *labels: str, num: float = 1) -> None:
-        """Counts `num` more."""
-        series = self._series(counter, labels)
-        self._values[series] = self._values.get(series, 0) + num
-        self.work += num * counter.is_work
-
-    def set(self, gauge: Gauge, value: float, *labels: str) -> None:
-        """What is so now."""
-        self._values[self._series(gauge, labels)] = float(value)
-
-    def clear(self, gauge: Gauge) -> None:
-        """Forgets every series of a gauge."""
-        for series in [series for series in self._values if series[0] is gauge]:
-            del self._values[series]
-
-    def value(self, metric: Metric, *labels: str) -> float:
-        """Of one series; without labels the sum over all of the metric's."""
-        if labels:
-            return self._values.get((metric, labels), 0)
-        return sum(value for series, value in self._values.copy().items() if series[0] is metric)
-
-    def snapshot(self) -> dict[str, float]:
-        """By series in order, such as `records` and `dead_letters{reason=malformed}`."""
-        return dict(sorted((_text(*series), value) for series, value in self._values.copy().items()))
-
-    def _series(self, metric: Metric, labels: tuple[str, ...]) -> tuple[Metric, tuple[str, ...]]:
-        if len(labels) != len(metric.labels):
-            raise ValueError(f"expected values of {metric.labels} for metric {metric.name}, got {labels}")
-        series = metric, labels
-        if labels and series not in self._values and len(self._values) >= self._max_series:
-            return metric, (_OTHER,) * len(labels)
-        return series
-
-
-def _text(metric: Metric, labels: tuple[str, ...]) -> str:
-    pairs = ",".join(f"{name}={value}" for name, value in zip(metric.labels, labels, strict=True))
-    return f"{metric.name}{{{pairs}}}" if pairs else metric.name
+def by_place() -> dict[str, list[Metric]]:
+    """Who counts -> what, in the order of this file."""
+    found: dict[str, list[Metric]] = {}
+    for value in globals().values():
+        if isinstance(value, Place):
+            metrics = found.setdefault(value.words, [])
+        elif isinstance(value, Metric):
+            metrics.append(value)
+    return found

@@ -1,0 +1,1 @@
+"""`/metrics` of each process, where Prometheus finds it, and what is made of the declared metrics."""
