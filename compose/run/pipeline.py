@@ -33,6 +33,7 @@ from ..answers import answers, num_served
 from ..kafka.positions import begin_run, positions
 from ..kafka.topic_admin import check_feedback_wait, create_topics, plan_topics
 from ..local_kafka import node as kafka_node
+from ..metrics.endpoint import target_file
 from .process import ProcessSpec
 from .run_dir import Endpoints, RunDir
 from .settings import RunSettings
@@ -296,5 +297,6 @@ def _serve(
         is_ready=(lambda: answers(f"{url}/health")) if url else None,
         # Becomes another program, which gives no beats.
         beats=None if is_engine else wiring.run_dir.beats / process,
+        target=None if is_engine else target_file(wiring.run_dir.metrics, wiring.record.name, process),
         ask_work=(lambda: num_served(wiring.endpoints.engine_urls[ordinal])) if is_engine else None,
     )

@@ -30,6 +30,7 @@ from tracegrad.schemas.records.process_status import ProcessState, SupervisedPro
 from ..beats import BeatRecord, read_beat
 from ..die_with_parent import guarded
 from ..listening import Listening
+from ..metrics.endpoint import withdraw
 
 __all__ = ["Child", "ProcessSpec"]
 
@@ -71,6 +72,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether, by the end of its log, it can never work as it was started. Asked when it dies before any work."""
     beats: Path | None = None
     """The file of its beats (compose/beats.py)."""
+    target: Path | None = None
+    """Where it says at which port its metrics are (compose/metrics/endpoint.py); it goes when the process has gone."""
     ask_work: Callable[[], int | None] | None = None
     """For a program that gives no beats: units of work that it says it has done, within a second or so; None: no
     answer. While it does not answer, its use of the CPU counts as a beat: an engine that loads is at work."""
@@ -114,6 +117,7 @@ class Child:
         self.beat, self.turned_at, self._silent_s, self._struck = BeatRecord(), None, 0.0, ""
         if self.spec.beats is not None:
             self.spec.beats.unlink(missing_ok=True)
+        self._withdraw()
         try:
             # The launcher is what is executed: it would find out too late.
             if shutil.which(self.spec.argv[0]) is None:
@@ -220,6 +224,7 @@ class Child:
             # The child leads a session, so its process group id is its pid, also after it has gone.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+        self._withdraw()
 
     def kill(self) -> None:
         """SIGKILL to the process and all that it left in its session; does not wait long."""
@@ -228,6 +233,10 @@ class Child:
             _logger.error("%s (pid %s) does not die; the kernel holds it", self.spec.name, self.pid)
         if self.state is ProcessState.RUNNING:
             self.state = ProcessState.STOPPED
+
+    def _withdraw(self) -> None:
+        if self.spec.target is not None:
+            withdraw(self.spec.target)
 
     def last_lines(self) -> str:
         """The end of what this process, not an earlier one, wrote."""

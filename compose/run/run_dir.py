@@ -11,6 +11,7 @@
     outcome.json    how the last start ended                absent while it runs
     trainer/        checkpoints and, under weights/, the versions
     logs/ beats/ kafka/ streams/ engine-plugin/ results/ locks/
+    ../_metrics/    where Prometheus finds each process         beside all runs, goes with the process
 
 In: the name of a run. Out: paths and small records. Invariants: one supervisor at a time (a lock that the kernel
 drops with its holder); the same name resumes, and refuses settings that would contradict what is on the log; nobody
@@ -133,6 +134,8 @@ class RunDir:
         self.logs = path / "logs"
         self.locks = path / "locks"
         self.beats = path / "beats"
+        self.metrics = path.parent / "_metrics"
+        """Of all runs that lie here, for Prometheus takes one folder; no run can be called so."""
         self.kafka = path / "kafka"
         self.streams = path / "streams"
         self.trainer = path / "trainer"

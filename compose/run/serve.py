@@ -38,6 +38,7 @@ from ..beats import beating
 from ..kafka.errors import Seldom
 from ..listening import inherited_fd
 from ..loopback import without_proxy
+from ..metrics.endpoint import serving_metrics
 from ..printable_log import log_to_stderr
 from .run_dir import RunDir
 from .status_reports import reporting
@@ -81,6 +82,8 @@ def serve(
                 if name != "engine":
                     shown.enter_context(beating(folder.beats / process, lambda: int(metrics.work)))
                     shown.enter_context(reporting(wiring, process, metrics))
+                    of = wiring.record.name
+                    shown.enter_context(serving_metrics(folder.metrics, run=of, process=process, metrics=metrics))
                 if run is not None:
                     run(wiring, stop, metrics)
                 else:

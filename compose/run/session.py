@@ -13,6 +13,7 @@ import shlex
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -32,7 +33,7 @@ from .process import ProcessSpec
 from .run_dir import RunDir
 from .settings import RunSettings
 from .show import Show
-from .status_reports import StatusReports
+from .status_reports import StatusReports, metrics_shown
 from .supervisor import Outcome, OutcomeKind, Supervisor
 from .wiring import Wiring, source_keys, upstream
 
@@ -221,11 +222,11 @@ def supervise(
     report: ReportMaker | None = None,
 ) -> int:
     """Runs them until the jobs are done, or a person stops it. Returns the exit status."""
-    wiring, show = onlookers.wiring, onlookers.show
-
+    wiring, show, shown = onlookers.wiring, onlookers.show, ExitStack()
     supervisor = Supervisor(
         processes,
         logs=wiring.run_dir.logs,
+        metrics=shown.enter_context(metrics_shown(wiring, [spec.name for spec in processes])),
         on_layer=lambda layer: onlookers.open(supervisor, layer),
         on_change=onlookers.tell,
         say=show.say,
@@ -257,6 +258,7 @@ def supervise(
         return status
     finally:
         supervisor.close()
+        shown.close()
 
 
 def _never() -> bool:

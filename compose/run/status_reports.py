@@ -1,4 +1,5 @@
-"""Tells `process_status` every 2 s how a process stands: each of itself, the supervisor of its children.
+"""Tells `process_status` every 2 s how a process stands: each of itself, the supervisor of its children. And shows
+the supervisor's own metrics.
 
 In: a function that gives the records of now. Out: appends, from a thread of its own. Invariants: best effort and
 bounded: one round is in flight at a time, a broker that is away loses rounds and never blocks or ends the process.
@@ -19,14 +20,16 @@ from tracegrad.schemas.errors import TracegradError
 from tracegrad.schemas.keys import process_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus, process_name
 from tracegrad.schemas.topics import Topic, Topics
 
+from ..metrics.endpoint import announce, serving_metrics, target_file, withdraw
 from .wiring import Wiring
 
-__all__ = ["StatusReports", "reporting"]
+__all__ = ["StatusReports", "metrics_shown", "reporting"]
 
 _logger = logging.getLogger(__name__)
+_SUPERVISOR = "supervisor"
 _INTERVAL_S = 2.0
 _LOG_EVERY_S = 10.0
 _CLOSE_S = 1.0
@@ -106,3 +109,29 @@ def reporting(wiring: Wiring, process: str, metrics: Metrics) -> Iterator[None]:
         yield
     finally:
         reports.close()
+
+
+@contextlib.contextmanager
+def metrics_shown(wiring: Wiring, processes: Sequence[str]) -> Iterator[Metrics]:
+    """Those of the supervisor, to Prometheus; and where the engines are, which have some of their own.
+
+    Args:
+        wiring: of the run.
+        processes: that the supervisor starts; an engine that somebody else started is shown too.
+    """
+    folder, run, metrics = wiring.run_dir.metrics, wiring.record.name, Metrics()
+    engines = {process_name("engine", None, number): url for number, url in enumerate(wiring.endpoints.engine_urls)}
+    files = {
+        target_file(folder, run, name): (name, url)
+        for name, url in engines.items()
+        if name in processes or wiring.settings.engine.urls
+    }
+    with serving_metrics(folder, run=run, process=_SUPERVISOR, metrics=metrics):
+        for file, (name, url) in files.items():
+            with contextlib.suppress(OSError):  # said of the supervisor's own
+                announce(file, url, run=run, process=name)
+        try:
+            yield metrics
+        finally:
+            for file in files:
+                withdraw(file)

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.schemas.errors import AWAY_EXIT_STATUS, UnavailableError
+from tracegrad.schemas.metrics import PROCESS_RESTARTS, PROCESSES_RUNNING, Metrics
 from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
 from .process import Child, ProcessSpec
@@ -84,6 +85,7 @@ class Supervisor:
         *,
         logs: Path,
         backoff: Backoff | None = None,
+        metrics: Metrics | None = None,
         on_change: Callable[[], object] = lambda: None,
         on_layer: Callable[[int], None] = lambda _: None,
         before_stop: Callable[[], object] = lambda: None,
@@ -94,6 +96,7 @@ class Supervisor:
             specs: the processes, in the order in which they are started.
             logs: the folder of their logs.
             backoff: pauses between restarts.
+            metrics: where restarts are counted, and who runs.
             on_change: told whenever a process changed state.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
                 UnavailableError is tried again for a while, any other error stops all.
@@ -103,7 +106,8 @@ class Supervisor:
         """
         self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
         self._backoff = backoff or Backoff()
-        self._on_change = on_change
+        self._metrics = metrics or Metrics()
+        self._tell = on_change
         self._on_layer = on_layer
         self._before_stop = before_stop
         self._say = say
@@ -141,6 +145,11 @@ class Supervisor:
             self._stop([child for child in self.children if not (done and keep(child.spec))])
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _on_change(self) -> None:
+        for child in self.children:
+            self._metrics.set(PROCESSES_RUNNING, child.state is ProcessState.RUNNING, child.spec.name)
+        self._tell()
 
     def close(self) -> None:
         """Stops what is still there, in order."""
@@ -248,6 +257,7 @@ class Supervisor:
             else:
                 pause_s = self._backoff.pause_s(child.failures_in_a_row)
                 child.num_restarts += 1
+                self._metrics.add(PROCESS_RESTARTS, child.spec.name)
                 child.not_before = time.monotonic() + pause_s
                 self._say(f"{child.spec.name} died, restarting in {pause_s:g} s: {child.why}")
         self._on_change()

@@ -73,6 +73,8 @@ __all__ = [
     "OUTCOMES",
     "OUTPUTS",
     "PAUSED",
+    "PROCESSES_RUNNING",
+    "PROCESS_RESTARTS",
     "PROPOSALS",
     "PROPOSALS_VOID",
     "READY",
@@ -250,6 +252,11 @@ VERSIONS_SERVED = Counter("versions_served", "Versions acknowledged.", terminal=
 VERSIONS_LOADED = Counter("versions_loaded", "Versions loaded.")
 VERSIONS_SKIPPED = Counter("versions_skipped", "Versions passed over for a newer one.")
 VERSIONS_REFUSED = Counter("versions_refused", "Versions that cannot be served.", ("reason",), terminal="refused")
+_SUPERVISOR = Place("Supervisor")
+PROCESSES_RUNNING = Gauge(
+    "processes_running", "1 for each process of the run that runs, 0 for one that does not.", ("name",)
+)
+PROCESS_RESTARTS = Counter("process_restarts", "Processes that died and are started again.", ("name",))
 
 
 def declared() -> Iterator[Metric]:
