@@ -36,15 +36,7 @@ from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import ConfigurationError, DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.metrics import (
-    ALARMS_BEGUN,
-    GROUPS_EXCLUDED,
-    GROUPS_TAKEN,
-    GROUPS_TRAINED,
-    PAUSED,
-    STEPS,
-    Metrics,
-)
+from tracegrad.schemas.metrics import ALARMS_BEGUN, GROUPS_TAKEN, PAUSED, Metrics
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, StepResult, TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -63,6 +55,7 @@ from .step import STOPPED, Learner
 from .store.in_work import InWork
 from .store.policy_log import PolicyLog
 from .store.store import Store
+from .tell import tell_start, tell_step
 from .watch import diverged, warn_of_mismatch
 
 __all__ = ["Trainer"]
@@ -123,6 +116,7 @@ class Trainer:
             is_needed=self._is_needed,
         )
         self._recent = deque(self._store.past_steps, maxlen=NUM_STEPS)
+        tell_start(metrics, self._recent, max_staleness=config.max_staleness)
         self._limits = GroupLimits(
             policy=handles.policy, vocabulary=self._learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
@@ -336,10 +330,7 @@ class Trainer:
             self._store.look()
 
     def _say(self, record: TrainingStep, before: int) -> None:
-        self._metrics.add(STEPS)
-        self._metrics.add(GROUPS_TRAINED, num=len(record.group_ids))
-        for reason in record.excluded_ids.values():
-            self._metrics.add(GROUPS_EXCLUDED, reason)
+        tell_step(self._metrics, record)
         _log.info("%s", step_line(record))
         # Of concatenated rows it is their contexts that differ.
         if self._learner.recipe.rows != "concatenated":

@@ -56,6 +56,7 @@ from tracegrad.schemas.records.weights import (
 from tracegrad.schemas.topics import Topic, Topics
 
 from .engine_control import EngineControl, EngineStatus
+from .load import EngineLoad
 
 __all__ = [
     "POLL_S",
@@ -263,17 +264,20 @@ def run(handles: WeightSyncHandles, *, topics: Topics, log: Log, stop: threading
     """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing, the
     newest version cannot be served)."""
     with httpx.Client(base_url=handles.engine_url.rstrip("/"), headers=bearer(handles.engine_token)) as client:
-        writer = log.writer()
+        writer, load = log.writer(), EngineLoad(client, metrics)
         sync = WeightSync(handles=handles, control=EngineControl(client), writer=writer, topics=topics, metrics=metrics)
         try:
-            follow_weights(sync, topics=topics, log=log, stop=stop)
+            follow_weights(sync, topics=topics, log=log, stop=stop, look=load.look)
         finally:
             _close(writer)
             _logger.info("weight sync of engine %s ends: %s", handles.engine_id, metrics.snapshot())
 
 
-def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event) -> None:
-    """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded.
+def follow_weights(
+    sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event, look: Callable[[], None] = lambda: None
+) -> None:
+    """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded. `look` is
+    called after each.
 
     An engine that is away needs no pauses of its own: it is looked at again after `POLL_S` or at the next record.
     """
@@ -295,6 +299,7 @@ def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threadin
                 if was_away:
                     _logger.info("engine %s and the log answer again", sync.handles.engine_id)
                 was_away = False
+            look()
 
 
 def _close(writer: LogWriter) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "AIR_FUNCTION_FAILED",
     "AIR_PAYMENTS_LEFT_OUT",
     "ALARMS_BEGUN",
+    "ALARMS_HOLDING",
     "ASSIGNED",
     "ATTEMPTS_BEGUN",
     "ATTEMPTS_BEGUN_ELSEWHERE",
@@ -37,14 +38,22 @@ __all__ = [
     "CALLS_UNACKNOWLEDGED",
     "CALLS_UNPROVED",
     "CALL_OUTCOMES_DROPPED",
+    "CLIPPED",
     "CLOSED_IDS_FORGOTTEN",
     "COMMITS",
     "CONTEXT_CALLS",
     "CREDIT_EPISODES",
     "DEAD_LETTERS",
     "DELIVERIES_DROPPED",
+    "EFFECTIVE_SAMPLE",
     "EMISSIONS",
     "ENGINE_AWAY",
+    "ENGINE_LOOKS_FAILED",
+    "ENGINE_SLOTS",
+    "ENGINE_SLOTS_USED",
+    "ENGINE_TOKENS",
+    "ENGINE_WAITING",
+    "ENTROPY",
     "EPISODES_CLOSED",
     "EPISODES_CLOSED_BY",
     "EVALUATIONS_IGNORED",
@@ -54,14 +63,18 @@ __all__ = [
     "FEEDBACK_LATE",
     "FEEDBACK_REFUSED",
     "GENERATIONS_REFUSED",
+    "GRADIENT_NORM",
     "GROUPS",
     "GROUPS_ADMITTED",
     "GROUPS_EXCLUDED",
     "GROUPS_TAKEN",
     "GROUPS_TRAINED",
     "IN_FLIGHT",
+    "LABELS_REFUSED",
     "LAG",
+    "LAST_STEP",
     "LINKS",
+    "LOGPROB_ERROR",
     "LOG_RECORDS",
     "MEMBERS_EXCLUDED",
     "NOT_SELECTED",
@@ -87,6 +100,9 @@ __all__ = [
     "REQUESTS_QUARANTINED",
     "REQUESTS_REFUSED",
     "REQUESTS_UNPROVED",
+    "REWARD",
+    "REWARD_DEVIATION",
+    "RULE_REWARD",
     "SCORES",
     "SESSIONS_FORGOTTEN",
     "SESSIONS_IGNORED",
@@ -94,12 +110,19 @@ __all__ = [
     "SOURCES_FAILED",
     "SPANS",
     "SPLICES",
+    "STALENESS",
+    "STALENESS_BOUND",
+    "STALENESS_GREATEST",
     "STEPS",
+    "STEP_SECONDS",
+    "TOKENS_TRAINED",
     "TOOLS_WITHOUT_ID",
+    "TRAINING_STEP",
     "UNREADABLE_ROWS",
     "UNVERIFIED",
     "UPSTREAM_CALLS",
     "UPSTREAM_CALLS_UNRECORDED",
+    "VERSION",
     "VERSIONS_LOADED",
     "VERSIONS_REFUSED",
     "VERSIONS_SERVED",
@@ -216,6 +239,7 @@ SPLICES = Counter("splices", "Prompts by how they go on from the call before.", 
 CALLS_NOT_REMEMBERED = Counter("calls_not_remembered", "Calls for whose splice the memory had no room.")
 SESSIONS_FORGOTTEN = Counter("sessions_forgotten", "Attempts and traces that were forgotten.", ("state", "why"))
 GENERATIONS_REFUSED = Counter("generations_refused", "Answers of an engine that cannot be used.")
+LABELS_REFUSED = Counter("labels_refused", "Of these, for rollouts, those whose label is none of the policy's.")
 RENDERS_LOCALLY = Gauge("renders_locally", "1 when prompts are rendered without the engine.")
 UPSTREAM_CALLS = Counter(
     "upstream_calls", "Requests passed on to other models.", ("upstream", "status"), terminal="passed on", is_work=True
@@ -245,6 +269,23 @@ REPLAY_STEPS = Gauge(
     "replay_steps", "Steps of the whole history, by the groups that are left.", terminal="steps in all"
 )
 PAUSED = Gauge("paused_at_step", "Step after which an alarm paused the training.", terminal="paused at step")
+TOKENS_TRAINED = Counter("tokens_trained", "Trained tokens of these batches.")
+STEP_SECONDS = Counter("step", "Time of these batches by phase: where it goes.", ("phase",), unit="seconds")
+TRAINING_STEP = Gauge("training_step", "Number of the last batch; it and what follows outlive a restart.")
+LAST_STEP = Gauge("last_step_timestamp", "When that was concluded, in seconds since 1970.", unit="seconds")
+VERSION = Gauge("version", "The newest version after it.")
+REWARD = Gauge("reward", "Mean final reward of its scored rollouts.")
+REWARD_DEVIATION = Gauge("reward_deviation", "Standard deviation of final rewards within a group, mean over groups.")
+RULE_REWARD = Gauge("rule_reward", "What a rule (of AIR as air:NAME) paid a rollout, on the mean.", ("rule",))
+STALENESS = Gauge("staleness", "Mean age of its trained tokens.", unit="versions")
+STALENESS_GREATEST = Gauge("greatest_staleness", "Age of the oldest of them.", unit="versions")
+STALENESS_BOUND = Gauge("staleness_bound", "Beyond it a group is excluded ([trainer] max_staleness).", unit="versions")
+ENTROPY = Gauge("entropy", "Of the sampler, a token.", unit="nats")
+GRADIENT_NORM = Gauge("gradient_norm", "Before it was clipped.")
+EFFECTIVE_SAMPLE = Gauge("effective_sample", "Effective sample size as a share of the trained tokens.", unit="ratio")
+CLIPPED = Gauge("clipped_tokens", "Share of them at which a bound holds the gradient back.", unit="ratio")
+LOGPROB_ERROR = Gauge("logprob_error", "Greatest difference between sampler and trainer.", unit="nats")
+ALARMS_HOLDING = Gauge("alarms_holding", "1 for each alarm that holds after it.", ("alarm",))
 _ENGINE_USERS = Place("LLM gateway and weight sync")
 ENGINE_AWAY = Counter("engine_absences", "Times that an engine did not answer.")
 _WEIGHT_SYNC = Place("Weight sync")
@@ -252,6 +293,13 @@ VERSIONS_SERVED = Counter("versions_served", "Versions acknowledged.", terminal=
 VERSIONS_LOADED = Counter("versions_loaded", "Versions loaded.")
 VERSIONS_SKIPPED = Counter("versions_skipped", "Versions passed over for a newer one.")
 VERSIONS_REFUSED = Counter("versions_refused", "Versions that cannot be served.", ("reason",), terminal="refused")
+ENGINE_SLOTS = Gauge("engine_slots", "Sequences that its engine runs at once, at most.", terminal="slots")
+ENGINE_SLOTS_USED = Gauge("engine_slots_used", "Sequences that it runs now.", terminal="of them used")
+ENGINE_WAITING = Gauge("engine_requests_waiting", "Requests that wait for a slot.", terminal="waiting")
+ENGINE_TOKENS = Gauge("engine_tokens_per_second", "Tokens sampled, over the last seconds.", terminal="tokens/s")
+ENGINE_LOOKS_FAILED = Counter(
+    "engine_looks_failed", "Looks at these that the engine did not answer in time, or not so."
+)
 _SUPERVISOR = Place("Supervisor")
 PROCESSES_RUNNING = Gauge(
     "processes_running", "1 for each process of the run that runs, 0 for one that does not.", ("name",)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from tests.recorded import recorded_steps
 from tracegrad.schemas.alarms import alarms_of
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.training import TrainingStep
 
 RECORDED = Path(__file__).with_name("recorded_steps")
-CLEAN = sorted(path.name for path in RECORDED.glob("clean-*.gz"))
-COLLAPSES = sorted(path.name for path in RECORDED.glob("collapse-*.gz"))
+CLEAN = sorted(path.name.partition(".")[0] for path in RECORDED.glob("clean-*.gz"))
+COLLAPSES = sorted(path.name.partition(".")[0] for path in RECORDED.glob("collapse-*.gz"))
 TRAILING = 5
-
-
-def recorded(name: str) -> list[TrainingStep]:
-    """As they lay on the topic, but for ids and clocks."""
-    with gzip.open(RECORDED / name) as lines:
-        steps = [TRAINING_STEPS.decode(line) for line in lines]
-    return [step for step in steps if isinstance(step, TrainingStep)]
 
 
 def collapses_at(steps: Sequence[TrainingStep]) -> int:
@@ -37,7 +30,7 @@ def collapses_at(steps: Sequence[TrainingStep]) -> int:
 @pytest.mark.parametrize("name", COLLAPSES)
 def test_a_recorded_collapse_is_told_within_five_steps(name: str) -> None:
     """And not before the ratings fall: what is learnt until then is learnt."""
-    steps = recorded(name)
+    steps = recorded_steps(name)
     begins = collapses_at(steps)
     told = next(end for end in range(1, len(steps) + 1) if alarms_of(steps[:end]))
     assert begins - TRAILING <= told <= begins + 5
@@ -46,5 +39,5 @@ def test_a_recorded_collapse_is_told_within_five_steps(name: str) -> None:
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_recorded_run_that_learns_gives_no_alarm(name: str) -> None:
     """At no step."""
-    steps = recorded(name)
+    steps = recorded_steps(name)
     assert not [(end, alarms_of(steps[:end])) for end in range(1, len(steps) + 1) if alarms_of(steps[:end])]

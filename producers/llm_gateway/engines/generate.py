@@ -26,7 +26,7 @@ from tracegrad.schemas.errors import DivergedError, FatalError, UnavailableError
 from tracegrad.schemas.log.follow import decoded, follow, in_thread
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.metrics import GENERATIONS_REFUSED, Metrics
+from tracegrad.schemas.metrics import GENERATIONS_REFUSED, LABELS_REFUSED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.versions import Version, VersionSpan, parse_label
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
@@ -237,6 +237,7 @@ class Generator:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not spans:
                 labels = sorted({span.version for span in spans})
+                self._metrics.add(LABELS_REFUSED)
                 raise UnavailableError(f"expected labels of the policy, got {labels}")
             await self._known.changed(left_s)
         return tuple(VersionSpan(start=start, **msgspec.structs.asdict(version)) for start, version in found if version)

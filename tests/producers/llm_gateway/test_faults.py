@@ -17,7 +17,7 @@ from tracegrad.producers.llm_gateway.config import EngineRef
 from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.producers.llm_gateway.engines.client import EngineClient, waits_until
 from tracegrad.schemas.errors import DivergedError, EngineRefusal, OverloadedError, UnavailableError
-from tracegrad.schemas.metrics import ENGINE_AWAY, GENERATIONS_REFUSED, REQUESTS_REFUSED, Metrics
+from tracegrad.schemas.metrics import ENGINE_AWAY, GENERATIONS_REFUSED, LABELS_REFUSED, REQUESTS_REFUSED, Metrics
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
@@ -214,7 +214,8 @@ async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(unkn
         await asyncio.sleep(0.01)
         r.engine.label = label(0)
         assert (await call)["choices"][0]["message"]["content"] == "right"
-        assert len(r.calls()) == 1 and r.gateway.parts.metrics.value(GENERATIONS_REFUSED) == 1
+        metrics = r.gateway.parts.metrics
+        assert len(r.calls()) == 1 and metrics.value(GENERATIONS_REFUSED) == metrics.value(LABELS_REFUSED) == 1
 
 
 async def test_a_version_that_gives_nan_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
