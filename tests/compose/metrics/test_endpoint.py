@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -15,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.compose.metrics.prometheus import needs_prometheus, promtool
 from tracegrad.compose.metrics import endpoint
 from tracegrad.compose.metrics.endpoint import announce, serving_metrics, target_file
 from tracegrad.compose.metrics.exposition import exposition
-from tracegrad.schemas.metrics import CALLS, DEAD_LETTERS, LAG, SCORES, Counter, Metrics, declared
+from tracegrad.schemas.metrics import CALLS, DEAD_LETTERS, LAG, SCORES, Counter, Gauge, Metrics, declared
 
 
 @pytest.fixture(name="metrics")
@@ -157,16 +156,14 @@ def test_a_value_that_has_no_bytes_is_shown_all_the_same() -> None:
     assert b'source="?"' in exposition(metrics)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's prometheus package")
+@needs_prometheus
 def test_promtool_finds_no_fault_with_any_metric() -> None:
     """`promtool check metrics` on a process that counts all that is declared."""
     metrics = Metrics()
     for metric in declared():
         if isinstance(metric, Counter):
             metrics.add(metric, *("value" for _ in metric.labels))
-        else:
-            metrics.set(metric, 1, *("value" for _ in metric.labels))  # type: ignore[arg-type]
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=exposition(metrics), capture_output=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        elif isinstance(metric, Gauge):
+            metrics.set(metric, 1, *("value" for _ in metric.labels))
+    done = promtool("check", "metrics", text=exposition(metrics))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
