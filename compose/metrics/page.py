@@ -15,6 +15,31 @@ Generated from `schemas/metrics/` by `python -m tracegrad.compose.metrics.page`;
 What each process of a run counts since it started. The name is Prometheus'; `process_status`, `tracegrad status --json`
 and the processes' logs have the one in the last column. A label has at most 100 values, of 100 characters; more are
 counted as `other`.
+
+## Prometheus and Grafana
+
+From a clone in which runs lie under `runs/`, Prometheus finds each process of each run by itself, and follows it when
+it is started again. Elsewhere, copy `compose/prometheus.yml` and `compose/alerts.yml` into a folder beside `runs/`.
+
+```
+prometheus --config.file=compose/prometheus.yml --storage.tsdb.path=/tmp/tracegrad-prometheus
+curl -u admin:admin -H 'Content-Type: application/json' http://127.0.0.1:3000/api/datasources \\
+  -d '{"name": "tracegrad", "type": "prometheus", "url": "http://127.0.0.1:9090", "access": "proxy"}'
+jq '{dashboard: ., overwrite: true}' compose/grafana/tracegrad.json |
+  curl -u admin:admin -H 'Content-Type: application/json' http://127.0.0.1:3000/api/dashboards/db -d @-
+```
+
+Or by hand: a data source of type Prometheus, and Dashboards, Import with `compose/grafana/tracegrad.json`.
+
+- Each process listens on loopback alone, at a free port, which a file under `runs/_metrics/` tells (`file_sd`); so
+  Prometheus runs on the same machine, if only as an agent that writes on to another (`--enable-feature=agent`,
+  `remote_write`). Whoever is on the machine may read the figures; there is no prompt, no name of a task and no secret
+  among them.
+- `instance` is `RUN/PROCESS`, not the port, so that a series goes on after a restart; counters begin anew, as `rate`
+  expects.
+- Engines are on the list with vLLM's own metrics. The broker has none here.
+- `compose/alerts.yml` says what each alert asks one to look at; it is tested on the recorded runs of
+  [watching.md](watching.md#alarms), a batch a minute.
 """
 
 
