@@ -18,6 +18,7 @@ from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.section import section_of
 from tracegrad.schemas.text import printable
 
+from ..printable_log import LOG_FORMAT, LogFormat
 from ..run.load import load
 from ..run.run_dir import RunDir
 from ..run.settings import RunSettings
@@ -26,6 +27,7 @@ from ..run.wiring import Wiring
 __all__ = [
     "RUNS",
     "JsonFlag",
+    "LogFormatOption",
     "RunDirOption",
     "RunOption",
     "RunsDirOption",
@@ -55,6 +57,10 @@ RunDirOption = Annotated[
     typer.Option("--run-dir", help="The run's folder; else the newest under --runs-dir.", show_default=False),
 ]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders lie.", envvar="TRACEGRAD_RUNS_DIR")]
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option("--log-format", help="Of the processes' logs; json: run, process, episodes.", envvar=LOG_FORMAT),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")]
 
 
@@ -83,8 +89,8 @@ def load_settings(file: Path | None, flags: Mapping[str, Any], *, for_training: 
         file = DEFAULT_FILE
     if file is not None and file.is_dir():
         file = file / DEFAULT_FILE
-    # TRACEGRAD_RUNS_DIR is a flag's, not the file's.
-    environ = {name: value for name, value in os.environ.items() if name != "TRACEGRAD_RUNS_DIR"}
+    # These two are flags', not the file's.
+    environ = {name: value for name, value in os.environ.items() if name not in ("TRACEGRAD_RUNS_DIR", LOG_FORMAT)}
     return load(file, environ=environ, flags=flags, for_training=for_training)
 
 

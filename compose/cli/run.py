@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +18,24 @@ from tracegrad.producers.runner.agent_environment import agent_environment
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..loopback import without_proxy
+from ..printable_log import LOG_FORMAT, LogFormat, log_to_stderr
 from ..run.pipeline import Part
 from ..run.session import run_session, watch_arrivals
 from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, help_of, load_settings
+from .common import (
+    RUNS,
+    JsonFlag,
+    LogFormatOption,
+    RunDirOption,
+    RunOption,
+    RunsDirOption,
+    echo,
+    find_run,
+    help_of,
+    load_settings,
+)
 from .env_forms import Form, written
 
 __all__ = ["Set", "demo", "env", "serve", "set_flags", "train", "up", "variables"]
@@ -54,6 +67,7 @@ def demo(
     as_json: JsonFlag = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Train the small calculator agent, show it live, and report what it learnt.
 
@@ -66,7 +80,7 @@ def demo(
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers, no_page)
     flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     settings = load_settings(CALCULATOR, flags, for_training=True)
-    _run(settings, runs_dir, as_json=as_json, for_training=True, keep=keep, report=demo_report)
+    _run(settings, runs_dir, log_format, as_json=as_json, for_training=True, keep=keep, report=demo_report)
 
 
 def train(
@@ -85,6 +99,7 @@ def train(
     as_json: JsonFlag = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Run the whole loop until the steps are done: gateways, engine, streams, trainer, tasks, agent.
 
@@ -103,7 +118,7 @@ def train(
     }
     flags |= set_flags(set_ or [])
     settings = load_settings(file, flags, for_training=True)
-    _run(settings, runs_dir, as_json=as_json, for_training=True, keep=keep, report=make_report)
+    _run(settings, runs_dir, log_format, as_json=as_json, for_training=True, keep=keep, report=make_report)
 
 
 def up(
@@ -116,6 +131,7 @@ def up(
     as_json: JsonFlag = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Run the pipeline in the foreground: bring your own agent.
 
@@ -134,6 +150,7 @@ def up(
     _run(
         settings,
         runs_dir,
+        log_format,
         as_json=as_json,
         for_training=False,
         only=only,
@@ -183,6 +200,7 @@ def serve(
     run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder, made by `up` or `train`.")],
     stage: Annotated[str | None, typer.Option(help="Of streams: normalize, assemble or credit.")] = None,
     ordinal: Annotated[int, typer.Option(min=0, help="Which one of several equal processes, from 0.")] = 0,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Run one process of a run in the foreground.
 
@@ -190,6 +208,7 @@ def serve(
     """
     from ..run.serve import serve as serve_process
 
+    os.environ[LOG_FORMAT] = log_format
     raise typer.Exit(serve_process(name, run_dir, stage=stage, ordinal=ordinal))
 
 
@@ -244,7 +263,9 @@ def _watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
     return watch_arrivals(wiring, show)
 
 
-def _run(settings: RunSettings, runs_dir: Path, *, as_json: bool, **options: Any) -> NoReturn:
+def _run(settings: RunSettings, runs_dir: Path, log_format: LogFormat, *, as_json: bool, **options: Any) -> NoReturn:
+    os.environ[LOG_FORMAT] = log_format  # for the processes of the run
+    log_to_stderr(logging.WARNING, "%(message)s", run=settings.run, process="supervisor")
     raise typer.Exit(run_session(settings, runs_dir / settings.run, choose_show(as_json=as_json), **options))
 
 

@@ -63,7 +63,7 @@ def serve(
 
     `run` is the loop of a process that is none of NAMES.
     """
-    _set_up_logging()
+    _set_up_logging(run_dir.resolve().name, process_name(name, stage, ordinal))
     os.environ.update(without_proxy(os.environ))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,8 +113,9 @@ def _is_kafka_there(wiring: Wiring | None) -> bool:
     return True
 
 
-def _set_up_logging() -> None:
-    log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+def _set_up_logging(run: str = "", process: str = "") -> None:
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    log_to_stderr(logging.INFO, form, run=run, process=process)
     is_due = Seldom()
     for handler in logging.getLogger().handlers:
         # Of an away broker aiokafka writes hundreds of lines a second.

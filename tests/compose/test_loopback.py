@@ -43,7 +43,7 @@ def _by_command(look: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
 
 def _by_process(look: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(serve, "_check_name", lambda *_: look())
-    patch.setattr(serve, "_set_up_logging", lambda: None)
+    patch.setattr(serve, "_set_up_logging", lambda *_: None)
     patch.setattr("signal.signal", lambda *_: None)
     serve.serve("otlp", Path("nowhere"))
 

@@ -29,7 +29,7 @@ def test_a_program_without_its_libraries_names_the_extra(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And ends for good: a restart would find no more."""
-    monkeypatch.setattr(serve, "_set_up_logging", lambda: None)
+    monkeypatch.setattr(serve, "_set_up_logging", lambda *_: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("tracegrad.compose.run.serve.RunDir.open", without("some.library"))
     with caplog.at_level(logging.ERROR):

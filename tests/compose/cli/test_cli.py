@@ -95,7 +95,7 @@ def test_mistakes_are_one_clear_message(
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["tracegrad", *arguments])
-    monkeypatch.setattr("tracegrad.compose.run.serve._set_up_logging", lambda: None)
+    monkeypatch.setattr("tracegrad.compose.run.serve._set_up_logging", lambda *_: None)
     with pytest.raises(SystemExit) as left:
         cli.main()
     shown = capsys.readouterr()

@@ -179,7 +179,7 @@ def test_a_process_that_diverged_says_so_by_its_status(wiring: Wiring, monkeypat
     def diverge(*_: object) -> None:
         raise DivergedError("NaN")
 
-    monkeypatch.setattr(serve, "_set_up_logging", lambda: None)
+    monkeypatch.setattr(serve, "_set_up_logging", lambda *_: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(serve, "_run", diverge)
     assert serve.serve("engine", wiring.run_dir.path) == DIVERGED_EXIT_STATUS

@@ -47,7 +47,7 @@ def test_an_end_for_want_of_kafka_is_told_from_the_others(
     for name in ("kafka", "log"):
         monkeypatch.setattr(Wiring, name, lambda _: SimpleNamespace(admin=admin, writer=away))
     monkeypatch.setattr(serve, "_run", run)
-    monkeypatch.setattr(serve, "_set_up_logging", lambda: None)
+    monkeypatch.setattr(serve, "_set_up_logging", lambda *_: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     status = serve.serve("llm", folder.path)
     assert status == (1 if expected == 75 and is_kafka_there else expected)
@@ -64,7 +64,7 @@ def test_a_process_of_another_release_is_refused(
     addresses = dict.fromkeys(("bootstrap_servers", "llm_url", "otlp_endpoint"), "none:1")
     folder.write_start(settings, Endpoints(**addresses, engine_urls=("none:1",), release="0.0.9"))
     monkeypatch.setattr(serve, "_run", lambda *_: None)
-    monkeypatch.setattr(serve, "_set_up_logging", lambda: None)
+    monkeypatch.setattr(serve, "_set_up_logging", lambda *_: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert serve.serve("engine", folder.path) == 78
     assert "expected tracegrad 0.0.9, which started the run, got" in caplog.text
