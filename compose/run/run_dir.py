@@ -134,8 +134,7 @@ class RunDir:
         self.logs = path / "logs"
         self.locks = path / "locks"
         self.beats = path / "beats"
-        self.metrics = path.parent / "_metrics"
-        """Of all runs that lie here, for Prometheus takes one folder; no run can be called so."""
+        self.metrics = path.parent / "_metrics"  # of all runs here: Prometheus takes one folder; no run is called so
         self.kafka = path / "kafka"
         self.streams = path / "streams"
         self.trainer = path / "trainer"
