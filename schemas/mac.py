@@ -24,7 +24,16 @@ from .topics import REGISTRY, Topic
 __all__ = ["MAC_HEADER", "SIGNED", "VOUCHED", "KeyRing", "Refusal", "is_by_own_run", "signer_of"]
 
 MAC_HEADER = "tracegrad.mac"
-SIGNED = frozenset({Topic.REWARDS, Topic.ROLLOUT_EVENTS, Topic.WEIGHTS, Topic.WEIGHT_ACKS, Topic.TRAINING_STEPS})
+SIGNED = frozenset(
+    {
+        Topic.REWARDS,
+        Topic.ROLLOUT_EVENTS,
+        Topic.WEIGHTS,
+        Topic.WEIGHT_ACKS,
+        Topic.TRAINING_STEPS,
+        Topic.ADVANTAGES,
+    }
+)
 """The topics whose records bear a MAC, or do not count."""
 VOUCHED = frozenset({Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.LLM_CALLS})
 """Those on which anybody may write, gateways of other runs among them: a record counts without a MAC of the run, too,

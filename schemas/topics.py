@@ -65,6 +65,7 @@ class Topic(StrEnum):
     WEIGHTS = "weights"
     WEIGHT_ACKS = "weight_acks"
     TRAINING_STEPS = "training_steps"
+    ADVANTAGES = "advantages"
     PROCESS_STATUS = "process_status"
     DEAD_LETTERS = "dead_letters"
 
@@ -239,6 +240,15 @@ REGISTRY: tuple[TopicSpec, ...] = (
         written_by="trainer",
         read_by="trainer at its start, tasks, audit, index, report, live view",
         partitions="one",
+    ),
+    TopicSpec(
+        topic=Topic.ADVANTAGES,
+        key=policy_key,
+        value="what a step made of the returns of one group's calls (JSON)",
+        written_by="trainer",
+        read_by="index, page",
+        partitions="one",
+        max_message_bytes=4 * MAX_MESSAGE_BYTES,
     ),
     TopicSpec(
         topic=Topic.PROCESS_STATUS,

@@ -17,7 +17,14 @@ from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Headers
 from tracegrad.schemas.mac import SIGNED, KeyRing
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, GroupRef, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
+from tracegrad.schemas.records.training import (
+    ADVANTAGES,
+    TRAINING_STEPS,
+    Accounting,
+    CallAdvantage,
+    GroupAdvantages,
+    TrainingStep,
+)
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import Topic
 
@@ -97,7 +104,18 @@ def _wish(topic: Topic, number: int, draw: random.Random) -> tuple[bytes, bytes]
             return b"policy", WEIGHTS.encode(wish)
         case Topic.WEIGHT_ACKS:
             return b"engine-9", WEIGHT_ACKS.encode(ack(99, engine_id=f"engine-{number}"))
-    step = TrainingStep(
+        case Topic.ADVANTAGES:
+            call = CallAdvantage(call_id="chatcmpl-1", mean=9.0, low=9.0, high=9.0, num_tokens=1)
+            wish_of = GroupAdvantages(
+                run=RunHash(RUN_HASH), policy="policy", step=1, epoch=9, group_id=f"{RUN_HASH}{9:016x}", calls=(call,)
+            )
+            return b"policy", ADVANTAGES.encode(wish_of)
+    return b"policy", TRAINING_STEPS.encode(_step())
+
+
+def _step() -> TrainingStep:
+    """One that would void all others."""
+    return TrainingStep(
         run=RunHash(RUN_HASH),
         policy="policy",
         step=99,
@@ -116,4 +134,3 @@ def _wish(topic: Topic, number: int, draw: random.Random) -> tuple[bytes, bytes]
         num_rollouts=9,
         num_tokens=9,
     )
-    return b"policy", TRAINING_STEPS.encode(step)

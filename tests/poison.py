@@ -43,6 +43,7 @@ _FILES = {
     Topic.WEIGHTS: ("epoch_claim-1.json", "version-1.json", "rollback-1.json", "held_out_pass-1.json"),
     Topic.WEIGHT_ACKS: ("weight_ack-1.json",),
     Topic.TRAINING_STEPS: ("training_step-1.json",),
+    Topic.ADVANTAGES: ("advantages-1.json",),
     Topic.PROCESS_STATUS: ("process_report-1.json", "supervised_process-1.json"),
 }
 _TRACE = "1f2e3d4c" + "0123456789abcdef0123" + "9a3c"

@@ -45,6 +45,7 @@ from .algorithm.trial import try_functions
 from .batch.batches import Batch, OpenBatch, TransitionsSource
 from .batch.groups import GroupLimits
 from .batch.rows import TrainingRow
+from .batch.told import told_advantages
 from .batch.updates import updates
 from .config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
@@ -195,8 +196,7 @@ class Trainer:
         """The next batch (None when told to stop) and the seconds spent on judging records."""
         batch = self._open(self._config.groups_per_step)
         busy_s = told_at = 0.0
-        num_told = 0
-        said_at = time.monotonic()
+        num_told, said_at = 0, time.monotonic()
         while not batch.is_complete:
             beat()
             record = self._source.next()
@@ -262,8 +262,7 @@ class Trainer:
     # advantage, loss, optimise, conclude
 
     def _train(self, batch: Batch, *, seconds: dict[str, float], started_at_ms: int) -> None:
-        before = self._store.state
-        started_from = self._started_from()
+        before, started_from = self._store.state, self._started_from()
         with self._in_work.step(batch):
             batch, sifted = self._sift(batch)
             rows, result, running = self._learn(batch)
@@ -291,6 +290,7 @@ class Trainer:
         record = replace(record, alarms=alarms_of([*self._recent, record]))
         is_expected = self._check(record)
         self._policy_log.check()
+        self._policy_log.advantages(record, told_advantages(self._learner.formed(batch.groups), rows))
         record = self._store.conclude(batch, record, running)
         begun = sorted({*record.alarms} - {*(self._recent[-1].alarms if self._recent else ())})
         self._recent.append(record)

@@ -26,6 +26,7 @@ from tracegrad.schemas.records.training import StepResult
 from .algorithm.form import TokenLoss, loss
 from .algorithm.recipe import Recipe
 from .batch.advantages import Doubles
+from .batch.forms import in_form
 from .batch.groups import Group
 from .batch.rows import TrainingRow
 from .config import NOT_LEARNT, TrainerConfig
@@ -82,6 +83,10 @@ class Learner:
     def rows(self, groups: Sequence[Group], running: Mapping[str, float]) -> tuple[list[TrainingRow], dict[str, float]]:
         """`Forward.rows`: a batch's, before its first update."""
         return self._forward.rows(groups, running)
+
+    def formed(self, groups: Sequence[Group]) -> Sequence[Group]:
+        """The groups in the form of the recipe's rows."""
+        return in_form(groups, self.recipe.rows, max_row_tokens=self._config.max_row_tokens)
 
     def log_weights(self, groups: Sequence[Group]) -> list[list[Doubles]]:
         """`Forward.log_weights`."""

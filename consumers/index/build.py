@@ -1,6 +1,6 @@
 """Brings an index up to date with its run's topics.
 
-    episodes, transitions, training_steps, weights --> tables          positions: how far each was read
+    episodes, transitions, training_steps, weights, advantages --> tables          positions: how far each was read
 
 In: the log, the run's topics, an index. Out: the index, as of all that lay on the log when it began. Invariants: the
 result does not depend on the order of the topics, on how often it was broken off, or on who else builds at the same
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.log.follow import PATIENCE_S, Chunk, follow
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.topics import Topic, Topics
@@ -29,7 +29,10 @@ from .settle import settle
 
 __all__ = ["INDEXED", "Progress", "catch_up"]
 
-INDEXED = (Topic.EPISODES, Topic.TRANSITIONS, Topic.TRAINING_STEPS, Topic.WEIGHTS)
+INDEXED = (Topic.EPISODES, Topic.TRANSITIONS, Topic.TRAINING_STEPS, Topic.WEIGHTS, Topic.ADVANTAGES)
+_YOUNG = Topic.ADVANTAGES
+"""A run of an earlier release, which has ended, lacks it."""
+_LACKED = "lacked"
 _CHUNK = 2_000
 """Records of a read."""
 _RECORDS, _HOLD_S = 50_000, 2.0
@@ -61,12 +64,27 @@ def catch_up(
         tell: is told of progress, after each transaction.
         patience_s: how long a log that is away is waited for.
     """
-    names = {topics.name(topic): topic for topic in INDEXED}
+    lacks = _lacks(log, topics.name(_YOUNG), topics.name(Topic.TRAINING_STEPS), connection)
+    names = {topics.name(topic): topic for topic in INDEXED if not (lacks and topic is _YOUNG)}
     if not _is_continued(log, names, connection):
         empty(connection)
     while not _read(log, names, policy, connection, tell, patience_s):
         pass  # another process builds too: on from where it stands
     settle(connection)
+
+
+def _lacks(log: Log, name: str, steps: str, connection: sqlite3.Connection) -> bool:
+    """Whether there is no such topic. A cluster that knows none is asked again and again, which takes long: not where
+    no step came since it was asked."""
+    stood = sum(kept.end for kept in log.offsets(steps).values())
+    row = connection.execute("SELECT value FROM meta WHERE name = ?", (_LACKED,)).fetchone()
+    if row is not None and row[0] == stood:
+        return True
+    try:
+        return not log.offsets(name)
+    except ConfigurationError:
+        connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (_LACKED, stood))
+        return True
 
 
 def _is_continued(log: Log, names: Iterable[str], connection: sqlite3.Connection) -> bool:

@@ -12,11 +12,14 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from tracegrad.schemas.errors import UndecodableError
 from tracegrad.schemas.log.made_of import GroupMadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import summary_of
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, VersionManifest
@@ -39,8 +42,22 @@ WHERE (-excluded.revision, excluded.partition, excluded."offset") < (-revision, 
 RETURNING n
 """
 _CLAIM = "claim"
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 _EXCLUDED, _NOT_EXCLUDED = b'"excluded":"', b'"excluded":""'
 """In the JSON of a group's summary: of the group, and of each member."""
+
+
+class _Advantages(msgspec.Struct, frozen=True, kw_only=True, tag="advantages", gc=False):
+    """The part of schemas' GroupAdvantages that is asked for."""
+
+    schema: str
+    policy: str
+    step: _Count
+    epoch: _Count
+    group_id: str
+
+
+_ADVANTAGES: Codec[_Advantages] = Codec(_Advantages, released=("advantages/1",), wire="json")
 
 
 class Fill:
@@ -59,6 +76,7 @@ class Fill:
             Topic.EPISODES: self._episode,
             Topic.TRANSITIONS: self._group_record,
             Topic.TRAINING_STEPS: self._step,
+            Topic.ADVANTAGES: self._advantages,
             Topic.WEIGHTS: self._weight,
         }
 
@@ -174,6 +192,12 @@ class Fill:
             for group, reason in told.items():
                 row = (self._group(group), step.step, step.epoch, self._word("excluded", reason))
                 self._sql.execute("INSERT OR REPLACE INTO step_groups VALUES(?, ?, ?, ?)", row)
+
+    def _advantages(self, record: Record) -> None:
+        told = _ADVANTAGES.decode(record.value)
+        if told.policy == self._policy:
+            row = (self._group(told.group_id), told.step, told.epoch, record.offset)
+            self._sql.execute("INSERT OR IGNORE INTO advantages VALUES(?, ?, ?, ?)", row)
 
     def _weight(self, record: Record) -> None:
         told = WEIGHTS.decode(record.value)

@@ -20,7 +20,7 @@ from ..episode_facts import NAMES, NUMBERS, WORDS
 
 __all__ = ["empty", "is_current", "is_damage", "open_index", "read_mark", "remove", "transaction", "write_mark"]
 
-_FORM = 2
+_FORM = 3
 """Of the tables below and of what is read into them: another number, and each index is made anew."""
 _BUSY_S = 30.0
 """How long a transaction of another process is waited for; they are short."""
@@ -49,6 +49,8 @@ CREATE TABLE steps(
     at_ms INTEGER, reward REAL, unpublished INTEGER, stands INTEGER DEFAULT 0, PRIMARY KEY(step, epoch)) WITHOUT ROWID;
 CREATE TABLE step_groups("group" INTEGER, step INTEGER, epoch INTEGER, excluded INTEGER,
     PRIMARY KEY(step, epoch, "group")) WITHOUT ROWID;
+CREATE TABLE advantages("group" INTEGER, step INTEGER, epoch INTEGER, "offset" INTEGER,
+    PRIMARY KEY("group", step, epoch)) WITHOUT ROWID;
 CREATE TABLE versions(
     version INTEGER PRIMARY KEY, run TEXT, epoch INTEGER, base_version INTEGER, step INTEGER, "next" INTEGER,
     kind TEXT, uri TEXT, at_ms INTEGER);
@@ -56,7 +58,8 @@ CREATE INDEX steps_of_groups ON step_groups("group");
 CREATE INDEX dirty_groups ON groups(n) WHERE is_dirty;
 CREATE INDEX groups_by_offset ON groups("offset") WHERE "offset" IS NOT NULL;
 """
-"""`groups.offset`: on `transitions`. `stands`: the step is of the surviving lineage."""
+"""`groups.offset`: on `transitions`; `advantages.offset`: on the topic of that name. `stands`: the step is of the
+surviving lineage."""
 
 
 def open_index(path: Path) -> sqlite3.Connection:

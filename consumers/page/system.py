@@ -40,7 +40,7 @@ ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
             *(Topic.TRANSITIONS, Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS),
         ),
     ),
-    ("Trainer", ("trainer",), (Topic.WEIGHTS, Topic.TRAINING_STEPS)),
+    ("Trainer", ("trainer",), (Topic.WEIGHTS, Topic.TRAINING_STEPS, Topic.ADVANTAGES)),
     ("Consumers", ("weight-sync", "engine"), (Topic.WEIGHT_ACKS,)),
     ("Around them", ("kafka", "page"), (Topic.PROCESS_STATUS, Topic.DEAD_LETTERS)),
 )

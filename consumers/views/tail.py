@@ -47,7 +47,13 @@ from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
-from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep
+from tracegrad.schemas.records.training import (
+    ADVANTAGES,
+    TRAINING_STEPS,
+    GroupAdvantages,
+    GroupsGivenBack,
+    TrainingStep,
+)
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic
@@ -165,6 +171,12 @@ def _cut(text: str | None) -> str:
     return flat if len(flat) <= _CUT else flat[: _CUT - 3] + "..."
 
 
+def _advantages(told: GroupAdvantages) -> str:
+    means = [call.mean for call in told.calls]
+    between = f", {min(means):+.3f} to {max(means):+.3f}" if means else ""
+    return f"step {told.step}: group {told.group_id}, {len(means)} calls{between}"
+
+
 def _describe(value: Any) -> str:
     match value:
         case CallRecord() | CallOpen() | CallEnded() | CallsClosed() | UpstreamCall():
@@ -194,6 +206,8 @@ def _describe(value: Any) -> str:
             return f"{value.purpose} {value.state}, {len(value.calls)} calls, {tools}, {reward}, by {value.closed_by}"
         case (GroupSummary() as summary, list() as rows):
             return _group(summary, rows)
+        case GroupAdvantages():
+            return _advantages(value)
         case TrainingStep():
             return f"step {value.step} -> version {value.version}, reward {value.reward}, {value.num_tokens} tokens"
         case GroupsGivenBack():
@@ -271,5 +285,6 @@ _DECODERS: dict[Topic, Callable[[bytes | None], Any]] = {
     Topic.WEIGHTS: WEIGHTS.decode,
     Topic.WEIGHT_ACKS: WEIGHT_ACKS.decode,
     Topic.TRAINING_STEPS: TRAINING_STEPS.decode,
+    Topic.ADVANTAGES: ADVANTAGES.decode,
     Topic.PROCESS_STATUS: PROCESS_STATUS.decode,
 }

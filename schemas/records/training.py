@@ -1,5 +1,5 @@
 """`training_steps`: metrics and accounting of one batch, also when no optimiser step was taken; and of the batch that
-is read, what was given back.
+is read, what was given back. `advantages`: what a step made of the returns of each group that it trained.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from ..ids import RunHash
 from .codec import Codec
 
 __all__ = [
+    "ADVANTAGES",
     "TRAINING_STEPS",
     "Accounting",
+    "CallAdvantage",
+    "GroupAdvantages",
     "GroupsGivenBack",
     "RatedWindow",
     "RatedWorse",
@@ -209,6 +212,37 @@ class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_giv
     """All given back of this batch so far, in order; `excluded_ids` of its step will name them."""
 
 
+class CallAdvantage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer made of a call's return: what its tokens were pushed by."""
+
+    call_id: str
+    mean: float
+    """Over its trained tokens, the turn's weight in it; all are equal but with `gae = "token"`, a KL in the reward
+    or `whiten`."""
+    low: float
+    high: float
+    """The least and the greatest of a token."""
+    num_tokens: int
+    """Trained ones; a call without any is not told."""
+
+
+class GroupAdvantages(msgspec.Struct, frozen=True, kw_only=True, tag="advantages"):
+    """The advantages of one group in the step that trained it; written before the step is concluded, so that of a step
+    that is done again there are two, of which that of the surviving epoch counts.
+
+    Example: GroupAdvantages(policy="policy", step=3, epoch=1, group_id="3f...", calls=(CallAdvantage(...), ...), ...).
+    """
+
+    schema: str = "advantages/1"
+    run: RunHash
+    policy: str
+    step: int
+    epoch: int
+    group_id: str
+    calls: tuple[CallAdvantage, ...]
+    """In the order of the group's rows."""
+
+
 def hash_batch(judged: Iterable[tuple[bytes, str]]) -> str:
     """sha256, hex, over what a batch consists of.
 
@@ -253,3 +287,4 @@ TrainingRecord = TrainingStep | GroupsGivenBack
 TRAINING_STEPS: Codec[TrainingRecord] = Codec(
     TrainingRecord, released=("training_step/1", "groups_given_back/1"), wire="json"
 )
+ADVANTAGES: Codec[GroupAdvantages] = Codec(GroupAdvantages, released=("advantages/1",), wire="json")

@@ -294,6 +294,7 @@ _CODECS: dict[str, Any] = {
     "weight_ack": weights.WEIGHT_ACKS,
     "training_step": training.TRAINING_STEPS,
     "groups_given_back": training.TRAINING_STEPS,
+    "advantages": training.ADVANTAGES,
     "process_report": process_status.PROCESS_STATUS,
     "supervised_process": process_status.PROCESS_STATUS,
     "transitions": _Groups(),

@@ -33,6 +33,7 @@ CODECS = (
     weights.WEIGHTS,
     weights.WEIGHT_ACKS,
     training.TRAINING_STEPS,
+    training.ADVANTAGES,
     process_status.PROCESS_STATUS,
 )
 

@@ -19,6 +19,7 @@ RELEASED = {
     Topic.ROLLOUT_EVENTS: "688a98baacbdc4135bac0effd20dc5fd87394d115eb0a2fea32a9db32500f9de",
     Topic.TRAINING_STEPS: "5fc60ff3f900f43e025ba1fb7c4a24904cd5e871393391c3204122224ed8adc9",
     Topic.WEIGHTS: "57bf0376644b12cb42fdee2978de9f998b35806273c7683487694009fb215b0e",
+    Topic.ADVANTAGES: "483760f53077b9c2c7b8bc34153686d5641e2b6efa0d916a2c98db4069d48fe0",
     Topic.WEIGHT_ACKS: "2239fb8aa51ef10453ec43c441b21ce15a6ae8a4df21bc706f6f1a59a3bf4788",
 }
 """Signed topic -> the MAC of a record with key k and value v; other programs compute the same, from docs/topics.md."""

@@ -77,7 +77,7 @@ def test_each_topic_has_a_message_limit_of_its_own() -> None:
     for given in (TOPICS, topics):
         plans = {plan.name: plan for plan in plan_topics(given, policies=["a"], kafka=KafkaConfig(partitions=1))}
         defaults = dict.fromkeys(map(str, Topic), 8 << 20)
-        defaults |= dict.fromkeys(("episodes", "transitions", "dead_letters"), 32 << 20)
+        defaults |= dict.fromkeys(("episodes", "transitions", "advantages", "dead_letters"), 32 << 20)
         limits = {topic.value: int(plans[given.name(topic)].settings["max.message.bytes"]) for topic in Topic}
         assert limits == {**defaults, **given.max_message_bytes}
 

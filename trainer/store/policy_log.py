@@ -32,7 +32,14 @@ from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import DEAD_LETTERS, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.process_status import TRAINER
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
+from tracegrad.schemas.records.training import (
+    ADVANTAGES,
+    TRAINING_STEPS,
+    CallAdvantage,
+    GroupAdvantages,
+    TrainingStep,
+    surviving_steps,
+)
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import Topic, Topics
@@ -46,7 +53,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 """A look at what has come waits so long when nothing has."""
 _PARTITION = 0
-"""Of `weights` and `training_steps`, which have one: claims and manifests need one order."""
+"""Of `weights`, `training_steps` and `advantages`, which have one: claims and manifests need one order."""
 
 
 class PolicyLog:
@@ -126,6 +133,23 @@ class PolicyLog:
     def training_step(self, encoded: bytes) -> None:
         """Appends one record of `training_steps`."""
         self._append(Topic.TRAINING_STEPS, encoded)
+
+    def advantages(self, step: TrainingStep, groups: Iterable[tuple[str, tuple[CallAdvantage, ...]]]) -> None:
+        """Appends what the step makes of the returns of each of its groups; nothing is built on it, so one that is too
+        large for the topic is left out."""
+        append = partial(self._writer.append, self._topics.name(Topic.ADVANTAGES), key=policy_key(self._policy))
+        begun = []
+        for group, calls in groups:
+            record = GroupAdvantages(
+                run=step.run, policy=step.policy, step=step.step, epoch=step.epoch, group_id=group, calls=calls
+            )
+            whole = partial(append, value=ADVANTAGES.encode(record), partition=_PARTITION)
+            begun.append((group, whole, whole()))
+        for group, whole, waiting in begun:
+            try:
+                _appended(whole, waiting)
+            except RecordError as error:
+                _log.warning("the advantages of group %s are not told: %s", group, error)
 
     def training_steps(self, newest: bytes) -> list[TrainingStep]:
         """The run's records up to this one, which is appended unless these very bytes are on the topic."""
