@@ -22,7 +22,7 @@ from tracegrad.schemas.log.where import Kind, Term
 from ..episode_facts import FIELDS
 from .settle import INDEXED
 
-__all__ = ["KINDS", "Question", "count", "find", "unread"]
+__all__ = ["KINDS", "Question", "condition_of", "count", "find", "unread"]
 
 KINDS = {name: field.kind for name, field in FIELDS.items()}
 """What a text of terms is parsed against."""
@@ -50,7 +50,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 def count(connection: sqlite3.Connection, question: Question) -> int:
     """How many there are."""
-    condition, values, _ = _where(connection, question, is_count=True)
+    condition, values, _ = condition_of(connection, question, is_count=True)
     (found,) = connection.execute(f"SELECT COUNT(*) FROM episodes e WHERE {condition}", values).fetchone()
     return int(found)
 
@@ -58,7 +58,7 @@ def count(connection: sqlite3.Connection, question: Question) -> int:
 def find(connection: sqlite3.Connection, question: Question) -> Iterator[dict[str, Any]]:
     """The facts of each, in order; `at_ms`, `partition` and `offset` are those of its record on `episodes`. Raises
     ConfigurationError."""
-    condition, values, is_rare = _where(connection, question)
+    condition, values, is_rare = condition_of(connection, question)
     order = _order(question.order_by, _NO_INDEX if is_rare else "e.")
     limit = -1 if question.limit is None else question.limit
     # In two steps: words are looked up for what is told, not for all that is put in order.
@@ -113,7 +113,7 @@ def _order(text: str, of: str) -> str:
     return times if name == "at" else f"{column} {way}{last}, {times}"
 
 
-def _where(
+def condition_of(
     connection: sqlite3.Connection, question: Question, *, is_count: bool = False
 ) -> tuple[str, list[Any], bool]:
     """(a condition, its values, whether it has a rare term). It uses the index of its rarest term, if one is rare, else

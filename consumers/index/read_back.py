@@ -26,7 +26,7 @@ from tracegrad.schemas.topics import Topic, Topics
 from .lineage import EpisodeLink, GroupLink
 from .subject import Subject, episodes_at, episodes_of_key
 
-__all__ = ["episodes_of_call", "episodes_of_span", "with_feedback", "with_origins"]
+__all__ = ["episodes_of_call", "episodes_of_span", "records_at", "with_feedback", "with_origins"]
 
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
@@ -53,7 +53,7 @@ def with_origins(log: Log, topics: Topics, links: Iterable[EpisodeLink]) -> tupl
     """The same, each with its calls and raw positions. Blocks."""
     links = tuple(links)
     places = [(link.partition, link.offset) for link in links]
-    found = {(one.partition, one.offset): one for one in _read_at(log, topics.name(Topic.EPISODES), places)}
+    found = {(one.partition, one.offset): one for one in records_at(log, topics.name(Topic.EPISODES), places)}
     return tuple(_with_origin(link, found.get((link.partition, link.offset))) for link in links)
 
 
@@ -68,7 +68,7 @@ def with_feedback(log: Log, topics: Topics, links: Iterable[GroupLink]) -> tuple
     """The same, each with what was said of it behind its close. Blocks."""
     links = tuple(links)
     places = [(_PARTITION, link.offset) for link in links if link.offset is not None]
-    records = _read_at(log, topics.name(Topic.TRANSITIONS), places)
+    records = records_at(log, topics.name(Topic.TRANSITIONS), places)
     made = {record.offset: made_of(record.headers, GroupMadeOf) for record in records}
     told = {offset: one.feedback for offset, one in made.items() if one is not None}
     return tuple(
@@ -91,7 +91,7 @@ def episodes_of_call(log: Log, topics: Topics, connection: sqlite3.Connection, c
     candidates = {(partition, at): id_ for id_, partition, at in episodes_of_key(connection, key)} if key else {}
     found = [
         candidates[record.partition, record.offset]
-        for record in _read_at(log, topics.name(Topic.EPISODES), candidates)
+        for record in records_at(log, topics.name(Topic.EPISODES), candidates)
         if call in _calls(record)
     ]
     if not found:
@@ -136,7 +136,7 @@ def _traces_of(record: Record, span: bytes) -> list[str]:
     return [one.trace_id.hex() for _, _, one in spans_of(request) if one.span_id == span]
 
 
-def _read_at(log: Log, topic: str, places: Iterable[tuple[int, int]]) -> Iterator[Record]:
+def records_at(log: Log, topic: str, places: Iterable[tuple[int, int]]) -> Iterator[Record]:
     """The records at these (partition, offset), but for those that are gone."""
     by_partition: dict[int, list[int]] = {}
     for partition, offset in sorted(places):
