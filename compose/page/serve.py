@@ -22,6 +22,7 @@ from tracegrad.schemas.errors import TracegradError
 from ..history.broker import open_broker
 from ..run.session import run_state
 from ..run.wiring import Wiring
+from .texts import explain_by, pieces_of
 
 __all__ = ["serve_ended", "serve_live"]
 
@@ -54,6 +55,8 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         log=wiring.log() if is_live else None,
         raw=wiring.kafka() if is_live else None,
         refusal=ring.refusal,
+        pieces=pieces_of(wiring),
+        explain=explain_by(wiring),
     )
 
 

@@ -29,6 +29,7 @@ from tracegrad.schemas.errors import RequestError, TracegradError, UnavailableEr
 
 from . import data, run, system
 from .board import Ask, Board
+from .episodes import episode, group, groups, learned
 from .guard import Guard
 from .live import Live
 from .render import STATIC, render
@@ -36,7 +37,7 @@ from .view import View
 
 __all__ = ["VIEWS", "make_app"]
 
-VIEWS: tuple[View, ...] = (run.VIEW, system.VIEW, data.VIEW)
+VIEWS: tuple[View, ...] = (run.VIEW, learned.VIEW, groups.VIEW, system.VIEW, data.VIEW, group.VIEW, episode.VIEW)
 """In the order of the page's head."""
 _BY_NAME = {view.name: view for view in VIEWS}
 

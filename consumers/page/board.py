@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Log, Offsets, Record
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
+from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -32,7 +33,7 @@ from ..index.schema import open_index
 from ..views.recent import Recent
 from ..views.run_state import RunState
 
-__all__ = ["About", "Ask", "Board", "TopicCount"]
+__all__ = ["About", "Ask", "Board", "TopicCount", "Worth"]
 
 _LOOKED_S = 10.0
 """So long after the last look the run counts as watched."""
@@ -79,6 +80,14 @@ class TopicCount(NamedTuple):
     """Of each stage that reads it: records not committed yet."""
 
 
+class Worth(NamedTuple):
+    """What a call is worth, and the parts whose sum that is."""
+
+    return_: float
+    parts: Sequence[tuple[str, float, float, str]]
+    """(what, value, what it counts here, why)."""
+
+
 class Board:
     """One run's. Folded by one thread, read by any under `lock`."""
 
@@ -91,6 +100,8 @@ class Board:
         log: Log | None = None,
         raw: Log | None = None,
         refusal: Callable[[Topic, Record], str | None] = lambda topic, record: None,
+        pieces: Callable[[Sequence[int]], list[str]] | None = None,
+        explain: Callable[[Episode], Mapping[str, Worth]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -99,9 +110,12 @@ class Board:
             log: what verifies of the run's log; None until its broker answers.
             raw: all of it, to look at what is left out.
             refusal: why a record is left out; None: it is not.
+            pieces: token ids to the text of each, by the policy's tokenizer; None: none is at hand.
+            explain: an episode to what its calls are worth, by call, by the run's rules.
         """
         self.about, self.topics, self.state = about, topics, state
         self.log, self.raw, self.refusal = log, raw, refusal
+        self.pieces, self.explain = pieces, explain
         self.lock = threading.RLock()
         self.revision = 0
         self.is_read = False

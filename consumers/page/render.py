@@ -6,11 +6,14 @@ model lacks is an error.
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tracegrad.schemas.text import printable
 
 __all__ = ["STATIC", "render"]
 
@@ -31,10 +34,30 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_seen,
     )
-    environment.filters |= {"num": _num, "count": _count}
+    environment.filters |= {"num": _num, "count": _count, "short": _short, "when": _when}
     environment.globals["asset"] = _asset
     return environment
+
+
+def _seen(value: Any) -> Any:
+    """What is printed, with an escape for each control character, of a terminal or of bidirectional text, that would
+    hide what is there."""
+    return printable(value) if type(value) is str else value
+
+
+def _short(value: float | None) -> str:
+    """A number in as few digits as tell it, or a dash."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _when(at_ms: float) -> str:
+    """A time, UTC."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "?"
 
 
 def _num(value: float | None, digits: int = 3) -> str:

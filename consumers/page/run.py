@@ -1,6 +1,7 @@
 """Run: how training goes, and what is going on now.
 
-In: the board. Out: a model, and the charts' numbers. Invariant: of the board alone, under its lock. Failure: none.
+In: the board. Out: a model, and the charts' numbers. Invariant: of the board alone, under its lock, but
+for what an ended run learned, which lies in the index. Failure: none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..views.held_out import HeldOut, held_out_of, held_out_text
 from ..views.now import Now, open_of, trouble_of, waiting_text
 from .board import Ask, Board
 from .charts import Charts, alarm_spells, charts_of
+from .episodes.learned import learned_of
 from .view import View
 
 __all__ = ["VIEW", "now_of"]
@@ -23,7 +25,8 @@ _VERSIONS = 8
 
 
 def model(board: Board, ask: Ask) -> dict[str, Any]:
-    """What the template shows."""
+    """What the template shows; of a run that is over, what it learned first."""
+    learned = learned_of(board, ask) if not board.about.is_live else None
     with board.lock:
         steps, passes, state = board.state.steps, _passes(board), board.state
         now = now_of(board)
@@ -32,6 +35,7 @@ def model(board: Board, ask: Ask) -> dict[str, Any]:
         serving = sorted(board.serving.values(), key=lambda ack: ack.engine_id)
         return {
             "now": now,
+            "learned": learned,
             "waiting": waiting_text(now) if board.is_read else "Reading the run's topics ...",
             "newest": newest,
             "held_out": [(one, held_out_text(one)) for one in passes],

@@ -1,0 +1,69 @@
+"""What the page is told beside topics: the text of tokens, and what calls are worth by the run's rules.
+
+In: a run. Out: functions for its views. Failure: a run whose policy's tokenizer lies nowhere here has none, and the
+page shows what records tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from tracegrad.consumers.page.board import Worth
+from tracegrad.schemas.records.episodes import Episode
+from tracegrad.streams.explain import explain
+
+from ..run.wiring import Wiring
+
+__all__ = ["explain_by", "pieces_in", "pieces_of"]
+
+logger = logging.getLogger(__name__)
+_FILE = "tokenizer.json"
+
+
+def pieces_of(wiring: Wiring) -> Callable[[Sequence[int]], list[str]] | None:
+    """By the tokenizer of the policy's model, or of a version of it; None where neither lies on this machine."""
+    model = wiring.settings.policy.model
+    folders = [Path(model)] if model is not None else []
+    folders += sorted(wiring.run_dir.weights.glob("*"), reverse=True)
+    file = next((folder / _FILE for folder in folders if (folder / _FILE).is_file()), None)
+    return pieces_in(file) if file is not None else None
+
+
+def pieces_in(file: Path) -> Callable[[Sequence[int]], list[str]] | None:
+    """By a tokenizer's file; None where it is none."""
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more particular
+        logger.warning("expected a tokenizer at %s, got: %s; token ids have no text", file, error)
+        return None
+    lock = threading.Lock()
+
+    def pieces(ids: Sequence[int]) -> list[str]:
+        """As many texts as ids; a character of several tokens stands at its last one."""
+        with lock:
+            stream = DecodeStream(skip_special_tokens=False)
+            size = tokenizer.get_vocab_size(with_added_tokens=True)
+            return [(stream.step(tokenizer, id_) or "") if 0 <= id_ < size else f"<{id_}>" for id_ in ids]
+
+    return pieces
+
+
+def explain_by(wiring: Wiring) -> Callable[[Episode], Mapping[str, Worth]]:
+    """By the run's `[credit]` and `[air]`."""
+    credit, air = wiring.settings.credit, wiring.settings.air
+
+    def of(episode: Episode) -> dict[str, Worth]:
+        return {
+            one.call_id: Worth(
+                one.credit.return_, [(part.what, part.value, part.factor, part.why) for part in one.parts]
+            )
+            for one in explain(episode, credit, air)
+        }
+
+    return of

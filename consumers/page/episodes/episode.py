@@ -1,0 +1,131 @@
+"""An episode: its turns as a conversation, its spans as a waterfall, what each call was worth, and what trained on it.
+
+    /episode/ID?color=advantage&all=1
+
+In: the run's index, its log, an episode's id. Out: the model of the view, also for a file (`--export`). Invariant:
+long texts are cut unless all is asked for, so that an episode of any size opens. Failure: RequestError for one that is
+not known.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tracegrad.schemas.errors import RequestError, UnavailableError
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.topics import Topics
+
+from ...index.lineage import Lineage, of_episodes
+from ...index.subject import Kind, taken_for
+from ..board import Ask, Board, Worth
+from ..view import View
+from .source import Trained, facts_of, read_episodes, read_spans, read_trained
+from .spans import Bar, waterfall
+from .transcript import Pieces, Said, said
+
+__all__ = ["COLORS", "VIEW", "Seen", "see", "view_of"]
+
+COLORS = ("logprob", "advantage", "none")
+"""By what tokens may be coloured."""
+
+
+class Seen(NamedTuple):
+    """The view."""
+
+    facts: Mapping[str, Any]
+    episode: Episode
+    calls: list[Said]
+    num_hidden: int
+    bars: list[Bar]
+    trained: Trained | None
+    lineage: Lineage
+    explained: Mapping[str, Worth]
+    begin_ms: float
+    color: str
+    is_whole: bool
+    has_advantages: bool
+
+
+def see(
+    connection: sqlite3.Connection,
+    log: Log,
+    topics: Topics,
+    asked: str,
+    *,
+    pieces: Pieces | None = None,
+    explain: Callable[[Episode], Mapping[str, Worth]] | None = None,
+    color: str = "",
+    is_whole: bool = False,
+) -> Seen:
+    """The view of an episode, by its id or how that begins. Blocks. Raises RequestError."""
+    try:
+        id_ = taken_for(connection, asked, Kind.EPISODE).id
+    except ValueError as error:
+        raise RequestError(str(error), status=404) from error
+    facts = facts_of(connection, id_)
+    read = read_episodes(log, topics, [facts]).get(id_)
+    if read is None:
+        raise RequestError(f"the record of episode {id_} is gone from the log, or cannot be read", status=404)
+    trained = read_trained(log, topics, connection, facts["group"])
+    spans = read_spans(log, topics, read.made)
+    lineage = of_episodes(connection, [id_], asked, Kind.EPISODE)
+    told = explain(read.episode) if explain is not None else {}
+    return view_of(facts, read.episode, trained, spans, lineage, told, pieces=pieces, color=color, is_whole=is_whole)
+
+
+def view_of(
+    facts: Mapping[str, Any],
+    episode: Episode,
+    trained: Trained | None,
+    spans: Sequence[Any],
+    lineage: Lineage,
+    explained: Mapping[str, Worth],
+    *,
+    pieces: Pieces | None = None,
+    color: str = "",
+    is_whole: bool = False,
+) -> Seen:
+    """The same of what was read. Pure."""
+    by_call = trained.calls if trained is not None else {}
+    own = {call.call_id: by_call[call.call_id] for call in episode.calls if call.call_id in by_call}
+    known = [one.advantage for one in by_call.values() if one.advantage is not None]
+    calls = said(episode, pieces, own, greatest=max(map(abs, known), default=0.0), is_whole=is_whole)
+    bars = waterfall(spans, {one.call.call_id: one.number for one in calls})
+    has_advantages = any(one.advantage is not None for one in own.values())
+    return Seen(
+        facts=facts,
+        episode=episode,
+        calls=calls,
+        num_hidden=len(episode.calls) - len(calls),
+        bars=bars,
+        trained=trained,
+        lineage=lineage,
+        explained=explained,
+        begin_ms=min((bar.span.begin_ns for bar in bars), default=0) / 1e6,
+        color=color if color in COLORS else "advantage" if has_advantages else "logprob",
+        is_whole=is_whole,
+        has_advantages=has_advantages,
+    )
+
+
+def _model(board: Board, ask: Ask) -> dict[str, Any]:
+    if board.log is None:
+        raise UnavailableError("the run's broker does not answer yet; look again in a moment")
+    with board.index() as connection:
+        seen = see(
+            connection,
+            board.log,
+            board.topics,
+            ask.rest,
+            pieces=board.pieces,
+            explain=board.explain,
+            color=ask.query.get("color", ""),
+            is_whole=ask.query.get("all") == "1",
+        )
+    return {"seen": seen, "colors": COLORS, "is_file": False}
+
+
+VIEW = View("episode", "Episode", "episodes/episode.html", _model, is_live=False, is_listed=False)

@@ -1,0 +1,170 @@
+"""Records behind the views: an episode's, its group's, its spans, each read at the place that the index knows.
+
+In: the run's index, its log, ids. Out: records, decoded. Invariant: nothing is read over, so an episode of a run of any
+length opens alike. Failure: RequestError (404) for an id that the index does not know or a record that is gone; what
+else cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tracegrad.schemas.errors import RecordError, RequestError
+from tracegrad.schemas.log.made_of import MadeOf, made_of, parse_place
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.where import Term
+from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.otlp import decode_spans, spans_of
+from tracegrad.schemas.records.training import ADVANTAGES
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
+from tracegrad.schemas.topics import Topic, Topics
+
+from ...index.query import Question, find
+from ...index.read_back import records_at
+from .spans import SpanSeen, seen
+
+__all__ = [
+    "Read",
+    "Trained",
+    "TrainedCall",
+    "facts_of",
+    "facts_of_group",
+    "read_episodes",
+    "read_spans",
+    "read_trained",
+]
+
+_MAX_SPAN_RECORDS = 1_000
+_MAX_MEMBERS = 256
+_PARTITION = 0
+"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
+
+
+class Read(NamedTuple):
+    """An episode's record, and of what it was made."""
+
+    episode: Episode
+    made: MadeOf | None
+
+
+class TrainedCall(NamedTuple):
+    """What a group's record says of a call."""
+
+    return_: float
+    peers: str
+    weight: float
+    mask: bytes
+    """A byte for each of its tokens: 1 where it trains."""
+    advantage: float | None = None
+    """What the trainer made of it, where a topic tells."""
+
+
+class Trained(NamedTuple):
+    """A group's record on `transitions`."""
+
+    summary: GroupSummary
+    calls: Mapping[str, TrainedCall]
+    """By call id."""
+
+
+def facts_of(connection: sqlite3.Connection, id_: str) -> dict[str, Any]:
+    """What the index knows of an episode. Raises RequestError."""
+    found = next(find(connection, Question(terms=(Term("episode", "=", id_),))), None) if "*" not in id_ else None
+    if found is None:
+        raise RequestError(f"no episode {id_[:80]} is known of this run; if it just ended, look again", status=404)
+    return found
+
+
+def facts_of_group(connection: sqlite3.Connection, id_: str) -> list[dict[str, Any]]:
+    """What the index knows of a group's episodes, superseded ones too. Raises RequestError."""
+    terms = (Term("group", "=", id_),)
+    found = list(find(connection, Question(terms=terms, limit=_MAX_MEMBERS))) if "*" not in id_ else []
+    if not found:
+        raise RequestError(f"no group {id_[:80]} is known of this run; if it just ended, look again", status=404)
+    return found
+
+
+def read_episodes(log: Log, topics: Topics, facts: Iterable[Mapping[str, Any]]) -> dict[str, Read]:
+    """Their records, by episode; those that are gone, or that nobody can read, are left out. Blocks."""
+    found = {}
+    places = [(one["partition"], one["offset"]) for one in facts]
+    for record in records_at(log, topics.name(Topic.EPISODES), places):
+        try:
+            episode = EPISODES.decode(record.value)
+        except RecordError:
+            continue
+        found[episode.episode_id] = Read(episode, made_of(record.headers, MadeOf))
+    return found
+
+
+def read_trained(log: Log, topics: Topics, connection: sqlite3.Connection, group: str) -> Trained | None:
+    """A group as credit wrote it; None: it has not, or will not. Blocks."""
+    row = connection.execute('SELECT "offset" FROM groups WHERE id = ?', (group,)).fetchone()
+    places = [(_PARTITION, row[0])] if row is not None and row[0] is not None else []
+    for record in records_at(log, topics.name(Topic.TRANSITIONS), places):
+        try:
+            summary, rows = decode_group(record.value)
+        except RecordError:
+            return None
+        return Trained(summary, _with_advantages(_calls(rows), _advantages(log, topics, connection, group)))
+    return None
+
+
+def _advantages(log: Log, topics: Topics, connection: sqlite3.Connection, group: str) -> Mapping[str, float]:
+    """By call, as the step that stands told them; of a call whose tokens have several the mean."""
+    rows = connection.execute(
+        'SELECT a."offset" FROM advantages a JOIN steps USING(step, epoch) WHERE stands AND a."group" = '
+        "(SELECT n FROM groups WHERE id = ?) ORDER BY step LIMIT 1",
+        (group,),
+    )
+    for record in records_at(log, topics.name(Topic.ADVANTAGES), [(0, offset) for (offset,) in rows]):
+        try:
+            return {call.call_id: call.mean for call in ADVANTAGES.decode(record.value).calls}
+        except RecordError:
+            break
+    return {}
+
+
+def _with_advantages(calls: Mapping[str, TrainedCall], told: Mapping[str, float]) -> dict[str, TrainedCall]:
+    return {call: one._replace(advantage=told.get(call)) for call, one in calls.items()}
+
+
+def _calls(rows: Iterable[SegmentRow]) -> dict[str, TrainedCall]:
+    """Each call once: as in the row where it trains, else in any."""
+    found: dict[str, TrainedCall] = {}
+    for row in rows:
+        for turn in row.turns:
+            mask = row.loss_mask[turn.start : turn.end].tobytes()
+            known = found.get(turn.call_id)
+            if known is None or (any(mask) and not any(known.mask)):
+                found[turn.call_id] = TrainedCall(turn.return_, turn.peers, turn.weight, mask)
+    return found
+
+
+def read_spans(log: Log, topics: Topics, made: MadeOf | None) -> list[SpanSeen]:
+    """The spans that an episode was made of, as far as a bounded number of records holds them. Blocks."""
+    if made is None:
+        return []
+    places: dict[int, set[int]] = {}
+    left = _MAX_SPAN_RECORDS
+    for positions in made.parts.values():
+        for place, ranges in positions.items():
+            topic, partition = parse_place(place) or (None, 0)
+            for begin, end in ranges if topic is Topic.OTLP_SPANS else ():
+                taken = range(begin, min(end, begin + left))
+                places.setdefault(partition, set()).update(taken)
+                left -= len(taken)
+    wanted = [(partition, offset) for partition, offsets in places.items() for offset in offsets]
+    found: dict[str, SpanSeen] = {}
+    for record in records_at(log, topics.name(Topic.OTLP_SPANS), wanted):
+        try:
+            spans = list(spans_of(decode_spans(record.value)))
+        except RecordError:
+            continue
+        own = [one for one in spans if one[2].trace_id.hex() in made.parts]
+        # A conversation's key is no trace's; one record then holds one trace, unless ranges were told as one.
+        for resource, scope, span in own or (spans if made.gap == 1 else ()):
+            found[span.span_id.hex()] = seen(resource, scope, span)
+    return list(found.values())

@@ -1,0 +1,74 @@
+"""A board over a run in memory, and its views as a browser would get them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tests.consumers.index.indexing import index_of
+from tests.memory_log import MemoryLog
+from tests.streams.make import RUN_HASH, TOPICS
+from tracegrad.consumers.page.app import VIEWS
+from tracegrad.consumers.page.board import About, Ask, Board, Worth
+from tracegrad.consumers.page.render import render
+from tracegrad.consumers.views.run_state import RunState
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.records.episodes import Episode
+
+__all__ = ["Elements", "board_over", "draw", "elements_of", "words"]
+
+Elements = list[tuple[str, tuple[str, ...]]]
+"""(tag, names of its attributes), in order."""
+
+
+def words(ids: Sequence[int]) -> list[str]:
+    """A tokenizer of few words."""
+    return [f"w{id_} " for id_ in ids]
+
+
+def board_over(
+    log: MemoryLog,
+    path: Path,
+    *,
+    pieces: Callable[[Sequence[int]], list[str]] | None = words,
+    explain: Callable[[Episode], Mapping[str, Worth]] | None = None,
+) -> Board:
+    """Its index is up to date."""
+    index_of(log, path).close()
+    about = About(
+        name="test", hash=RUN_HASH, folder=str(path), is_live=False, policy="policy", bootstrap_servers="127.0.0.1:1"
+    )
+    state = RunState(TOPICS, RunHash(RUN_HASH), "policy")
+    return Board(about, TOPICS, state, log=log, raw=log, pieces=pieces, explain=explain)
+
+
+def draw(board: Board, of: str) -> str:
+    """A view's part, by path and query. Raises what the view raises."""
+    url = urlsplit(of)
+    name, _, rest = unquote(url.path).lstrip("/").partition("/")
+    view = next(view for view in VIEWS if view.name == name)
+    model = view.model(board, Ask(rest, dict(parse_qsl(url.query))))
+    return render(view.template, {"board": board, "of": of, **model})
+
+
+class _Parser(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: Elements = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, tuple(name for name, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def elements_of(html: str) -> tuple[Elements, str]:
+    """(its elements, its text)."""
+    parser = _Parser()
+    parser.feed(html)
+    parser.close()
+    return parser.found, "".join(parser.text)

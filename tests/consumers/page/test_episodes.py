@@ -1,0 +1,262 @@
+"""An episode, a group, the list of groups: what records tell is shown, and nothing that none tells."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.consumers.audit.small_run import long_run, memory_log
+from tests.consumers.index.indexing import index_of
+from tests.consumers.page.looking import board_over, draw, elements_of, words
+from tests.streams.make import RUN_HASH, TOPICS
+from tracegrad.consumers.index.groups import groups_where
+from tracegrad.consumers.index.lineage import Lineage
+from tracegrad.consumers.index.query import KINDS, Question, find
+from tracegrad.consumers.index.subject import Kind
+from tracegrad.consumers.page.board import Board, Worth
+from tracegrad.consumers.page.episodes.episode import see, view_of
+from tracegrad.consumers.page.episodes.export import file_of
+from tracegrad.consumers.page.episodes.groups import find_groups
+from tracegrad.consumers.page.episodes.source import facts_of_group, read_episodes, read_spans, read_trained
+from tracegrad.consumers.page.episodes.transcript import said
+from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.where import parse
+from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.records.training import ADVANTAGES, CallAdvantage, GroupAdvantages
+from tracegrad.schemas.topics import Topic
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
+    """Of a run with a retry, a rollback, a deadline, a second epoch."""
+    log = memory_log(long_run(tmp_path_factory.mktemp("weights")))
+    told = Worth(7.25, [("final", 7.0, 1.0, ""), ("air:tool_success", 0.25, 1.0, "tool calc status=succeeded")])
+    return board_over(
+        log,
+        tmp_path_factory.mktemp("index"),
+        explain=lambda episode: {call.call_id: told for call in episode.calls},
+    )
+
+
+@pytest.fixture
+def episodes(board: Board) -> list[dict[str, object]]:
+    """What the index knows of each."""
+    with board.index() as connection:
+        return list(find(connection, Question(order_by="at")))
+
+
+def hrefs(html: str) -> Iterator[str]:
+    """Links, without what HTML escapes."""
+    for found in re.finditer(r'href="(/[^"]*)"', html):
+        yield found[1].replace("&amp;", "&")
+
+
+def test_every_episode_of_a_run_is_shown(board: Board, episodes: list[dict[str, object]]) -> None:
+    """Superseded, aborted and open ends too; each with its calls, its reward, and what trained on it."""
+    assert len(episodes) > 8
+    for facts in episodes:
+        html = draw(board, f"/episode/{facts['episode']}")
+        _, text = elements_of(html)
+        assert str(facts["episode"]) in text
+        assert html.count('class="message assistant') == facts["calls"]
+        if facts["step"] is not None:
+            assert f"trained by step {facts['step']}" in text
+        if facts["excluded"]:
+            assert f"left out: {facts['excluded']}" in text
+
+
+def test_an_episode_tells_what_was_read_written_and_why_it_is_worth_that(
+    board: Board, episodes: list[dict[str, object]]
+) -> None:
+    """The tokens' own text, special ones too; how the call joined its span; the parts of its return."""
+    trained = next(facts for facts in episodes if facts["step"] is not None)
+    html = draw(board, f"/episode/{trained['episode']}?color=logprob")
+    _, text = elements_of(html)
+    assert "w1 w2 " in text and "w3 w4 " in text
+    assert 'title="logprob -0.500"' in html
+    assert "joined by" in text and "why it is worth 7.25" in text and "tool calc status=succeeded" in text
+    assert re.search(r"return \S+", text)
+    assert "advantage" not in re.sub(r"tokens by .*", "", text), "no record tells one"
+
+
+def test_spans_are_those_that_the_episode_was_made_of(board: Board, episodes: list[dict[str, object]]) -> None:
+    """And no span of another one, though they lie on the same partition."""
+    trained = next(facts for facts in episodes if facts["step"] is not None)
+    html = draw(board, f"/episode/{trained['episode']}")
+    assert html.count("<li class=") == trained["spans"] == 2
+    assert "calculator" in html
+    assert board.log is not None
+    assert read_spans(board.log, TOPICS, None) == []
+
+
+def test_a_beginning_of_an_id_is_enough_and_a_wrong_one_says_so(
+    board: Board, episodes: list[dict[str, object]]
+) -> None:
+    """A star in an id is no pattern."""
+    id_ = str(episodes[0]["episode"])
+    assert id_ in draw(board, f"/episode/{id_[:31]}")
+    for path in ("/episode/", "/episode/zz", "/episode/*", "/group/*", "/group/", "/group/" + "0" * 24):
+        with pytest.raises(RequestError) as told:
+            draw(board, path)
+        assert told.value.status == 404
+
+
+def test_a_group_goes_from_best_to_worst_with_the_rule_that_paid(
+    board: Board, episodes: list[dict[str, object]]
+) -> None:
+    """Returns are those of the group's record; what the trainer made of them no record tells."""
+    group = str(next(facts["group"] for facts in episodes if facts["step"] is not None))
+    with board.index() as connection:
+        facts = facts_of_group(connection, group)
+        assert board.log is not None
+        trained = read_trained(board.log, TOPICS, connection, group)
+    assert trained is not None
+    assert len(trained.calls) == sum(one["calls"] for one in facts if one["final"])
+    html = draw(board, f"/group/{group}")
+    shown = [float(value) for value in re.findall(r'class="reward[^"]*">([-0-9.]+)<', html)]
+    assert shown == sorted(shown, reverse=True) and html.count('class="reward') == len(facts)
+    assert "No record tells the advantages" in html
+
+
+def test_the_list_leads_to_every_group(board: Board, episodes: list[dict[str, object]]) -> None:
+    """And each link of it answers."""
+    html = draw(board, "/groups")
+    assert {one.rpartition("/")[2] for one in hrefs(html) if one.startswith("/group/")} == {
+        str(facts["group"]) for facts in episodes
+    }
+    for link in hrefs(html):
+        draw(board, link)
+
+
+@pytest.mark.parametrize(
+    "where", ["", "reward=1", "purpose=validation", "tools_failed>0", "excluded!=none", "final=no"]
+)
+def test_a_filter_finds_the_groups_of_the_episodes_that_fit(
+    board: Board, episodes: list[dict[str, object]], where: str
+) -> None:
+    """The same as `episodes --where` finds, by group; page by page nothing twice and nothing left out."""
+    terms = parse(where, KINDS)
+    with board.index() as connection:
+        fitting = {str(facts["group"]) for facts in find(connection, Question(terms=terms))}
+        seen: list[str] = []
+        before = None
+        while page := groups_where(connection, Question(terms=terms), before=before, limit=2):
+            seen += [one.group for one in page]
+            before = page[-1].at_ms, page[-1].place
+    assert sorted(seen) == sorted(fitting)
+
+
+def test_a_search_finds_by_name_and_by_id(board: Board, episodes: list[dict[str, object]]) -> None:
+    """Of a task, an agent, or how an id begins; what is nowhere finds nothing."""
+    facts = episodes[0]
+    with board.index() as connection:
+        for text in (str(facts["task"]), str(facts["episode"])[:12], str(facts["group"])):
+            assert facts["group"] in {one.group for one in find_groups(connection, {"q": text}).rows}, text
+        assert find_groups(connection, {"q": "nowhere to be found"}).rows == []
+
+
+def test_terms_that_are_not_understood_are_told(board: Board) -> None:
+    """In the page, with the place; no group is shown, which a wrong filter would seem to have chosen."""
+    html = draw(board, "/groups?where=reward%3D%3D%3D1")
+    assert 'class="trouble"' in html and "/group/" not in html
+
+
+def test_a_run_without_a_tokenizer_shows_what_records_tell(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The answers as the agent saw them, without prompts."""
+    log = memory_log(long_run(tmp_path_factory.mktemp("weights")))
+    board = board_over(log, tmp_path, pieces=None)
+    with board.index() as connection:
+        facts = next(facts for facts in find(connection, Question()) if facts["calls"])
+    _, text = elements_of(draw(board, f"/episode/{facts['episode']}"))
+    assert "ok" in text and "w1" not in text
+
+
+def test_an_episode_fits_into_a_file_that_needs_nothing_else(board: Board, episodes: list[dict[str, object]]) -> None:
+    """No script, no address, no image; its policy names its one style sheet by hash and forbids all else."""
+    trained = next(facts for facts in episodes if facts["step"] is not None)
+    assert board.log is not None
+    with board.index() as connection:
+        seen = see(connection, board.log, TOPICS, str(trained["episode"]), pieces=board.pieces)
+    html = file_of(seen, run="test")
+    elements, text = elements_of(html)
+    assert str(trained["episode"]) in text and "w3 w4 " in text
+    names = {name for _, attributes in elements for name in attributes}
+    assert not names & {"href", "src", "action", "style"} and "script" not in {tag for tag, _ in elements}
+    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'sha256-{digest}'" in html
+    assert not re.search(r"url\(|@import|https?:", style)
+    assert len(html) < 2_000_000
+
+
+def test_a_large_episode_opens_and_says_what_it_leaves_out(board: Board, episodes: list[dict[str, object]]) -> None:
+    """Of 300 calls with 3,000 tokens each a page of less than 2 MB; all of them where that is asked for."""
+    facts = next(facts for facts in episodes if facts["step"] is not None)
+    assert board.log is not None
+    small = read_episodes(board.log, TOPICS, [facts])[str(facts["episode"])].episode
+    long_call = msgspec.structs.replace(
+        small.calls[0],
+        sampled_ids=ids_to_bytes([7] * 3_000),
+        logprobs=logprobs_to_bytes([-0.1] * 3_000),
+        content="long " * 3_000,
+    )
+    large = msgspec.structs.replace(small, calls=(long_call,) * 300)
+    shown = said(large, words)
+    assert len(shown) < 300 and all(len(one.tokens) < one.num_tokens == 3_000 for one in shown)
+    whole = said(large, words, is_whole=True)
+    assert len(whole) == 300 and len(whole[0].tokens) == 3_000 and whole[0].num_cut == 0
+    lineage = Lineage(asked="x", kind=Kind.EPISODE)
+    html = file_of(view_of(facts, large, None, [], lineage, {}, pieces=words), run="test")
+    assert len(html) < 2_000_000 and "calls more" in html
+
+
+def test_advantages_are_those_of_the_step_that_stands(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Not of one that a later trainer made void; tokens are shaded by them, in the group and in the episode."""
+    log = memory_log(long_run(tmp_path_factory.mktemp("weights")))
+    board = board_over(log, tmp_path)
+    with board.index() as connection:
+        facts = next(facts for facts in find(connection, Question(order_by="at")) if facts["step"] is not None)
+        (epoch,) = connection.execute("SELECT epoch FROM steps WHERE stands AND step = ?", (facts["step"],)).fetchone()
+        assert board.log is not None
+        trained = read_trained(board.log, TOPICS, connection, facts["group"])
+    assert trained is not None
+    for of_epoch, value in ((epoch + 50, 9.0), (epoch, 0.75)):
+        calls = tuple(
+            CallAdvantage(call_id=call, mean=value, low=value, high=value, num_tokens=1) for call in trained.calls
+        )
+        told = GroupAdvantages(
+            run=RunHash(RUN_HASH),
+            policy="policy",
+            step=facts["step"],
+            epoch=of_epoch,
+            group_id=facts["group"],
+            calls=calls,
+        )
+        log.append(TOPICS.name(Topic.ADVANTAGES), b"policy", ADVANTAGES.encode(told), (), 0)
+    index_of(log, tmp_path).close()
+    html = draw(board, f"/episode/{facts['episode']}")
+    assert 'class="talk by-advantage"' in html and html.count("shade4") >= facts["calls"]
+    _, text = elements_of(html)
+    assert "advantage 0.750" in text and "9.000" not in text
+    _, text = elements_of(draw(board, f"/group/{facts['group']}"))
+    assert "advantage 0.750" in text and "No record tells" not in text
+
+
+def test_a_run_of_before_has_no_such_topic(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It is indexed all the same, and its group says that no record tells."""
+    log = memory_log(long_run(tmp_path_factory.mktemp("weights")))
+    del log._topics[TOPICS.name(Topic.ADVANTAGES)]
+    board = board_over(log, tmp_path)
+    with board.index() as connection:
+        facts = next(facts for facts in find(connection, Question(order_by="at")) if facts["step"] is not None)
+    index_of(log, tmp_path).close()
+    assert "No record tells the advantages" in draw(board, f"/group/{facts['group']}")
