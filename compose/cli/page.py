@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,15 +21,27 @@ __all__ = ["page"]
 def page(
     run: Annotated[str | None, typer.Argument(help="The run's name; else the newest.", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Else a free one.", show_default=False)] = None,
+    export: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(
+            help="Write this episode to one file of HTML instead.", metavar="EPISODE FILE", show_default=False
+        ),
+    ] = None,
     run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Show a run in a browser, live or ended, until Ctrl-C.
+    """Show a run in a browser, live or ended, until Ctrl-C; or one of its episodes in a file.
 
     Example: tracegrad page demo-20260102-030405
     """
     wiring = find_run(run, run_dir, runs_dir)
     folder, name = wiring.run_dir, wiring.record.name
+    if export is not None:
+        from ..page.export import export_episode
+
+        id_, file = export_episode(folder, *export), export[1]
+        echo(f"episode {id_} is in {file}: {file.stat().st_size:,} bytes, which need nothing else")
+        return
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
