@@ -64,6 +64,8 @@ def status(
         echo(json.dumps(fields, indent=2))
     else:
         echo(f"run {wiring.record.name} ({'running' if is_running else 'not running'}) in {folder.path}")
+        topics = wiring.topics.name(Topic.EPISODES).removesuffix(Topic.EPISODES)
+        echo(f"  kafka {wiring.endpoints.bootstrap_servers}, topics {topics}*")
         if outcome is not None:
             echo("\n".join([f"  ended: {outcome.kind}", *(f"    {line}" for line in outcome.why.splitlines())]))
         for line in process_lines(state, int(time.time() * 1000)):

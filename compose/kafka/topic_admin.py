@@ -167,7 +167,8 @@ def topics_markdown() -> str:
         + ", ".join(f"`{stage}`" for stage in Stage)
         + ".",
         f"`max.message.bytes` is {MAX_MESSAGE_BYTES}, or as the last column says; `[kafka.max_message_bytes]` sets it.",
-        "Private topics may change between releases.",
+        "Private topics may change between releases. Scripts that read them and import nothing of ours:",
+        "[examples/taps](../examples/taps).",
         f"A record of {', '.join(f'`{topic}`' for topic in Topic if topic in SIGNED)} counts only with the header",
         f"`{MAC_HEADER}`: a run's hash, a colon, and in hex the HMAC-SHA256 by its key (`key.json` in its folder)",
         "over `tracegrad/record/1`, the topic's name in this table, the key and the value, each of these three",

@@ -213,14 +213,15 @@ def test_status_shows_every_process_and_what_it_counted(
                 cli.main()
             assert left.value.code == 0
     text, _, encoded = capsys.readouterr().out.partition("{")
-    assert [line.strip() for line in text.splitlines()[2:]] == [
+    assert text.splitlines()[1] == "  kafka b, topics mine.*"
+    assert [line.strip() for line in text.splitlines()[3:]] == [
         "killed by SIGKILL",
-        *[line.strip() for line in text.splitlines()[3:4]],
+        *[line.strip() for line in text.splitlines()[4:5]],
         "status 1",
         "97 records, 3 open, 2 dead letters, silent for 60 s",
         "0 records wait or belong to what is still open",
     ]
-    assert "1 restarts" in text.splitlines()[3]
+    assert "1 restarts" in text.splitlines()[4]
     assert [told["process"] for told in json.loads("{" + encoded)["processes"]] == ["streams-assemble-0", "llm"]
 
 
