@@ -21,6 +21,7 @@ from ..printable_log import log_to_stderr
 from ..run.serve import lacking
 from ..run.session import INTERRUPTED
 from . import air, find, look, run, topics
+from .chat import chat
 from .common import echo
 from .page import page
 from .recipes import recipes
@@ -40,7 +41,7 @@ app = typer.Typer(
 for panel, commands in {
     "Run": (run.demo, run.train, run.up, run.env, run.serve),
     "History": (replay, regrade),
-    "Look": (page, look.status, look.tail, find.episodes, find.lineage, look.audit, recipes),
+    "Look": (page, look.status, chat, look.tail, find.episodes, find.lineage, look.audit, recipes),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel, cls=WithDryRun if panel == "History" else None)(command)

@@ -1,4 +1,4 @@
-"""The example's taps beside a live run: what each prints is what the topics hold, whatever lies on them and dies.
+"""Beside a live run: the example's taps print what the topics hold, whatever lies on them and dies; `chat` asks it.
 
 All parts are real but the engine, which answers by script.
 """
@@ -24,11 +24,12 @@ import pytest
 
 from tests.e2e.chaos_run import ended, make_run
 from tests.e2e.engine_beside import EngineBeside
-from tests.e2e.live_run import ROOT, LiveRun
+from tests.e2e.live_run import ROOT, TRACEGRAD, LiveRun
 from tests.serving import Background, until
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.transitions import decode_group
@@ -163,11 +164,27 @@ def test_the_taps_tell_what_the_topics_hold(tmp_path: Path) -> None:
         fields = dead_letter_fields(letter.headers)
         assert {f"tracegrad.{name}": value for name, value in fields.items()}.items() <= got["headers"].items()
 
+        _check_chat(run)
         num_posts = len(steps_hook.keys)
         again = Tap(tmp_path, run, "webhook", Topic.TRAINING_STEPS, steps_hook.url)
         _check_frame(tmp_path, run)
         again.end()
         assert len(steps_hook.keys) == num_posts, "what was committed is not posted again"
+
+
+def _check_chat(run: LiveRun) -> None:
+    """Through the LLM gateway, with the example's own tool; the calls of a question are one conversation."""
+    command = [TRACEGRAD, "chat", str(run.path), "what is 12 plus 7?", "--json"]
+    for _ in range(8):  # the script divides, or knows nothing, one time in four
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        told = [json.loads(line) for line in asked.stdout.splitlines()]
+        if told[-1]["answer"] == "19":
+            break
+    assert [one["kind"] for one in told] == ["tool_call", "tool_result", "text", "answer"], asked.stderr
+    assert (asked.returncode, json.loads(told[0]["text"]), told[1]["text"]) == (0, {"expr": "12+7"}, "19")
+    calls = [LLM_CALLS.decode(record.value) for record in records(run, Topic.LLM_CALLS)]
+    asked_calls = [call for call in calls if isinstance(call, CallRecord) and call.rollout_id is None]
+    assert len({call.conversation_key for call in asked_calls[-2:]}) == 1
 
 
 def _check_frame(folder: Path, run: LiveRun) -> None:

@@ -1,0 +1,1 @@
+"""A person asks the trained policy, through the agent that it was trained in."""

@@ -1,0 +1,153 @@
+"""An engine for a chat alone: vLLM from a version's folder, on loopback, which takes other versions one after another.
+
+In: a run that need not be up, and the folder of a version. Out: URL and token of who answers by it. Invariants: nothing
+of the run is changed: plug-in and log lie in a folder that goes with the chat; the engine dies with this process.
+Failure: ConfigurationError or UnavailableError, in the words that `up` has for an engine that does not start.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from tracegrad.consumers.engine.engine_control import EngineControl
+from tracegrad.schemas.credentials import bearer
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.records.versions import Version, parse_label
+from tracegrad.schemas.records.weights import VersionManifest, WeightFile
+
+from ..answers import answers
+from ..die_with_parent import guarded
+from ..engine.health import explain
+from ..engine.server import check_start, engine_argv, engine_environment
+from ..local_kafka.node import free_port
+from ..run.wiring import Wiring
+
+__all__ = ["ChatEngine", "folder_of"]
+
+_READY_TIMEOUT_S = 300.0
+_LOG_END = 6_000
+
+
+def folder_of(wiring: Wiring, version: int | None) -> tuple[str, int]:
+    """Where a version lies, and its number. None: the best that the held-out tasks found, else the newest.
+
+    Raises ConfigurationError when it lies nowhere.
+    """
+    # Not by the topics, whose broker has gone with the run.
+    weights = wiring.run_dir.weights
+    there = {found: path for path in weights.iterdir() if path.is_dir() and (found := parse_label(path.name))}
+    newest = max(there, key=lambda found: (found.epoch, found.version), default=None)
+    best = _best(wiring)
+    if version is None and best is not None and Path(best[0]).is_dir():
+        return best
+    wanted = version if version is not None else newest.version if newest is not None else 0
+    for found in sorted(there, key=lambda found: found.epoch, reverse=True):
+        if found.version == wanted:
+            return str(there[found]), wanted
+    if wanted == 0:
+        return wiring.settings.policy.needed_model(), 0
+    have = ", ".join(str(number) for number in sorted({0, *(found.version for found in there)}))
+    raise ConfigurationError(f"--version {wanted}: its folder is gone ([trainer] keep_versions); there are {have}")
+
+
+class _OfBest(msgspec.Struct):
+    version: int
+    folder: str | None = None
+
+
+class _Results(msgspec.Struct):
+    best: _OfBest | None = None
+
+
+def _best(wiring: Wiring) -> tuple[str, int] | None:
+    try:
+        best = msgspec.json.decode((wiring.run_dir.results / "results.json").read_bytes(), type=_Results).best
+    except (OSError, msgspec.DecodeError):
+        return None
+    return (best.folder, best.version) if best is not None and best.folder is not None else None
+
+
+class ChatEngine:
+    """As a context manager: it serves `folder` when the block begins."""
+
+    def __init__(self, wiring: Wiring, folder: str) -> None:
+        self._wiring, self._folder = wiring, folder
+        self.token = secrets.token_hex(16)
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._work = tempfile.TemporaryDirectory(prefix="tracegrad-chat-")
+        self._log = Path(self._work.name) / "engine.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> ChatEngine:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(10)
+        self._work.cleanup()
+
+    def _start(self) -> None:
+        config = self._wiring.settings.engine
+        handles = msgspec.structs.replace(
+            self._wiring.engine(),
+            model=self._folder,
+            work_dir=self._work.name,
+            port=int(self.url.rpartition(":")[2]),
+            token=self.token,
+        )
+        is_cpu = check_start(config, model=self._folder, needs_tools=handles.needs_tools)
+        argv = engine_argv(config, handles, is_cpu=is_cpu)
+        env = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                guarded(argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+            )
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while not answers(f"{self.url}/health"):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                end = self._log.read_bytes()[-_LOG_END:].decode("utf-8", "replace")
+                said = explain(end) or f"it did not start; the end of what it said:\n{end.strip()[-1_000:]}"
+                raise UnavailableError(f"the engine: {said}")
+            time.sleep(0.2)
+
+    def load(self, folder: str, version: int) -> None:
+        """Has it answer by another version's weights from now on. Raises UnavailableError, RecordError."""
+        if folder == self._folder:
+            return
+        names = sorted(path.name for path in Path(folder).glob("*.safetensors"))
+        of = parse_label(Path(folder).name) or Version(run=self._wiring.record.hash, version=version, epoch=0)
+        manifest = VersionManifest(
+            run=of.run,
+            version=of.version,
+            epoch=of.epoch,
+            policy=self._wiring.settings.policy.name,
+            base_version=of.version,
+            kind="full",
+            uri=folder,
+            files=tuple(WeightFile(name=name, bytes=0, sha256="") for name in names),
+            step=0,
+            next_offset=0,
+        )
+        with httpx.Client(base_url=self.url, headers=bearer(self.token), trust_env=False) as client:
+            control = EngineControl(client)
+            control.load(manifest, folder)
+            control.resume()
+        self._folder = folder

@@ -1,0 +1,101 @@
+"""`chat`: ask the policy that a run trained, by the agent and the tools that it was trained with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from tracegrad.schemas.errors import ConfigurationError
+
+from ..chat.agent import ChatAgent
+from ..chat.engine import ChatEngine, folder_of
+from ..chat.relay import Relay
+from ..chat.talk import Side, Talk
+from ..run.wiring import Wiring
+from .common import RUNS, JsonFlag, RunDirOption, RunsDirOption, echo, find_run
+
+__all__ = ["chat"]
+
+
+def chat(
+    run: Annotated[str | None, typer.Argument(help="The run's name or folder; else the newest.")] = None,
+    question: Annotated[str | None, typer.Argument(help="Ask this and end; else ask until Ctrl-D.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="This one; else the best of the held-out passes.", show_default=False)
+    ] = None,
+    before: Annotated[bool, typer.Option("--before", help="Beside it the policy as it was before training.")] = False,
+    as_json: JsonFlag = False,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = RUNS,
+) -> None:
+    """Ask the trained policy: its agent runs with its tools, and what it asks of them is shown as it comes.
+
+    Of a run that is up, the version that serves now answers, by the LLM gateway; of any other, and with --version or
+    --before, an engine is started from the version's folder.
+
+    Example: tracegrad chat demo-1 "what is 12 by 7 minus 5?" --before
+    """
+    wiring = find_run(run, run_dir, runs_dir)
+    agent = wiring.settings.agent
+    if agent is None:
+        raise ConfigurationError(
+            f"run {wiring.record.name} has no [agent] that could be asked; speak to its gateway: `tracegrad env`"
+        )
+    width = None if as_json else shutil.get_terminal_size().columns
+    with ExitStack() as open_:
+        sides, url, token, is_ours = _sides(wiring, version, before, open_)
+        relay = open_.enter_context(Relay(url, token, lambda turn: talk.hear(turn), greedy=is_ours))
+        asked = open_.enter_context(ChatAgent(agent, relay.base_url, relay.key, os.environ))
+        talk = Talk(asked, relay, sides, echo, width=width)
+        is_answered = True
+        for text in [question] if question is not None else _questions(" and ".join(one.name for one in sides)):
+            is_answered = talk.ask(text)
+    raise typer.Exit(0 if is_answered or question is None else 1)
+
+
+def _sides(
+    wiring: Wiring, version: int | None, before: bool, open_: ExitStack
+) -> tuple[list[Side], str, str | None, bool]:
+    """Who is asked; URL and token of who answers; whether it is an engine of ours."""
+    if wiring.run_dir.is_locked() and version is None and not before:
+        if wiring.settings.select.train:
+            echo("this run learns from what people say of its answers: yours count among them", is_error=True)
+        side = Side(name=f"run {wiring.record.name}, the version that serves now", version=None, choose=_nothing)
+        return [side], wiring.endpoints.llm_url, wiring.runner().llm_token, False
+    folder, number = folder_of(wiring, version)
+    start = folder_of(wiring, 0)[0] if before else folder
+    echo(f"starting an engine from {start}; with a small model half a minute", is_error=True)
+    engine = open_.enter_context(ChatEngine(wiring, start))
+    sides = (
+        [Side(name="before training (version 0)", version=0, choose=partial(engine.load, start, 0))] if before else []
+    )
+    name = f"after (version {number})" if before else f"run {wiring.record.name}, version {number}"
+    sides.append(Side(name=name, version=number, choose=partial(engine.load, folder, number)))
+    return sides, engine.url, engine.token, True
+
+
+def _nothing() -> None:
+    """The gateway knows who serves."""
+
+
+def _questions(whom: str) -> Iterator[str]:
+    """From a person, with a prompt, or from a pipe, a line each."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        echo(f"You ask {whom}. Each question is a task of its own; Ctrl-D ends.")
+    while True:
+        if is_terminal:
+            sys.stdout.write("> ")
+            sys.stdout.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()

@@ -1,0 +1,191 @@
+"""`tracegrad chat`: an agent in a process of its own, what passes between it and a model that answers by script."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tracegrad.compose.chat.agent import ChatAgent
+from tracegrad.compose.chat.engine import folder_of
+from tracegrad.compose.chat.relay import Relay, Turn, said, tool_results
+from tracegrad.compose.chat.talk import Said, Side, Talk, said_lines, side_by_side
+from tracegrad.compose.run.run_dir import Endpoints, RunDir
+from tracegrad.compose.run.settings import RunSettings
+from tracegrad.compose.run.wiring import Wiring
+from tracegrad.producers.llm_gateway.config import PolicyConfig
+from tracegrad.producers.runner.config import AgentConfig
+from tracegrad.schemas.errors import ConfigurationError
+
+pytestmark = pytest.mark.slow
+AGENT = """
+import json, os, urllib.request
+
+def ask(messages):
+    key = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    body = json.dumps({"model": "policy", "messages": messages}).encode()
+    post = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, key)
+    return json.load(urllib.request.urlopen(post))["choices"][0]["message"]
+
+async def solve(task):
+    print("what an agent prints is no answer")
+    if task["input"] == "raise":
+        raise ValueError("as asked")
+    if task["input"] == "exit":
+        os._exit(3)
+    messages = [{"role": "user", "content": task["input"]}]
+    while calls := (message := ask(messages)).get("tool_calls"):
+        messages += [message, *({"role": "tool", "tool_call_id": one["id"], "content": "28"} for one in calls)]
+    return message["content"]
+"""
+ESCAPE = "\x1b[2J"
+
+
+class Model:
+    """Asks for the tool first, then says what it gave; keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        model = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                model.requests.append(request)
+                model.headers.append({name.lower(): value for name, value in self.headers.items()})
+                last = request["messages"][-1]
+                message: dict[str, Any] = {"role": "assistant", "content": f"{last['content']}{ESCAPE}"}
+                if last["role"] == "user":
+                    call = {
+                        "id": "1",
+                        "type": "function",
+                        "function": {"name": "calc", "arguments": '{"expr": "14*2"}'},
+                    }
+                    message |= {"content": None, "tool_calls": [call]}
+                body = json.dumps({"choices": [{"message": message}]}).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Not on the test's output."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    """One that answers."""
+    one = Model()
+    yield one
+    one.server.shutdown()
+    one.server.server_close()
+
+
+def talk(tmp_path: Path, model: Model, questions: list[str], *, width: int | None = 80, sides: int = 1) -> list[str]:
+    """What a person sees of the questions."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    agent = AgentConfig(callable=f"{tmp_path / 'agent.py'}:solve", cwd=str(tmp_path), python=sys.executable)
+    lines: list[str] = []
+    asked = [Side(name=f"version {number}", version=number, choose=lambda: None) for number in range(sides)]
+    with (
+        Relay(model.url, "theirs", lambda turn: one.hear(turn), greedy=True) as relay,
+        ChatAgent(agent, relay.base_url, relay.key, {}) as running,
+    ):
+        one = Talk(running, relay, asked, lines.append, width=width)
+        for question in questions:
+            one.ask(question)
+    return lines
+
+
+def test_tools_and_answer_are_shown_as_they_come(tmp_path: Path, model: Model) -> None:
+    """The answer once, greedy and as one conversation a question; control characters of a model are escaped."""
+    lines = talk(tmp_path, model, ["14 by 2?", "again?"])
+    once = ['  calc({"expr": "14*2"})', "    = 28", "answer: 28\\u001b[2J"]
+    assert lines == [*once, *once]
+    assert [request["temperature"] for request in model.requests] == [0.0] * 4
+    conversations = [headers["x-conversation-id"] for headers in model.headers]
+    assert conversations[0] == conversations[1] != conversations[2] == conversations[3]
+    assert {headers["authorization"] for headers in model.headers} == {"Bearer theirs"}
+
+
+def test_an_agent_that_raises_or_ends_is_told_and_asked_again(tmp_path: Path, model: Model) -> None:
+    """In one line each."""
+    lines = talk(tmp_path, model, ["raise", "exit", "14 by 2?"])
+    assert lines[0] == "no answer: the agent: ValueError: as asked"
+    assert lines[1] == "no answer: the agent: its process ended"
+    assert lines[-1].startswith("answer: 28")
+
+
+def test_two_versions_stand_side_by_side_where_there_is_room(tmp_path: Path, model: Model) -> None:
+    """Else one below the other; no line is wider than the terminal."""
+    wide = talk(tmp_path, model, ["14 by 2?"], sides=2)
+    assert wide[0].split() == ["version", "0", "version", "1"]
+    assert wide[2].count('calc({"expr": "14*2"})') == 2
+    assert max(map(len, wide)) <= 80
+    narrow = talk(tmp_path, model, ["14 by 2?"], sides=2, width=40)
+    assert [line for line in narrow if line.endswith(":")] == ["version 0:", "version 1:"]
+    assert side_by_side(["a", "b"], [["x " * 40], ["y"]], 70)[2].endswith("   y")
+
+
+def test_json_is_a_line_a_turn_and_one_an_answer(tmp_path: Path, model: Model) -> None:
+    """Of each version."""
+    told = [json.loads(line) for line in talk(tmp_path, model, ["14 by 2?"], width=None, sides=2)]
+    assert [(one["kind"], one["version"]) for one in told] == [
+        (kind, version) for version in (0, 1) for kind in ("tool_call", "tool_result", "text", "answer")
+    ]
+    assert told[0]["name"] == "calc" and told[3]["answer"] == f"28{ESCAPE}"
+
+
+def test_a_stranger_who_does_not_show_the_key_is_refused(model: Model) -> None:
+    """Other users of the machine reach loopback too."""
+    with Relay(model.url, None, lambda _: None, greedy=False) as relay:
+        post = urllib.request.Request(f"{relay.base_url}/v1/chat/completions", b"{}", {"authorization": "Bearer x"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(post, timeout=10)
+        refused.value.close()
+        assert refused.value.code == 401 and not model.requests
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, {"choices": []}, {"choices": [{"message": 1}]}, {"messages": [1]}])
+def test_what_is_no_chat_completion_tells_nothing(odd: Any) -> None:
+    """Whatever it is."""
+    assert said(odd) == [] == tool_results(odd)
+
+
+def test_text_that_is_no_answer_is_shown_besides() -> None:
+    """An agent may make of it what it likes."""
+    turns = [Turn(kind="text", text="I think"), Turn(kind="text", text="25")]
+    assert said_lines(Said(turns=turns, answer="25")) == ["  I think", "answer: 25"]
+    assert said_lines(Said(turns=turns, answer="x")) == ["  I think", "  25", "answer: x"]
+    assert said_lines(Said())[-1] == "no answer: the agent gave up"
+
+
+def test_the_best_version_answers_else_the_newest_else_the_one_that_is_named(tmp_path: Path) -> None:
+    """Of a version whose folder is gone it is said which are there; 0 is the model that training began with."""
+    settings = RunSettings(run="mine", policy=PolicyConfig(model="start"))
+    run_dir = RunDir.create(tmp_path / "mine", settings)
+    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
+    wiring, run = Wiring(run_dir), run_dir.record.hash
+    assert folder_of(wiring, None) == ("start", 0)
+    for version in (7, 12):
+        (run_dir.weights / f"{run}-v{version}-e1").mkdir()
+    assert folder_of(wiring, None) == (str(run_dir.weights / f"{run}-v12-e1"), 12)
+    assert folder_of(wiring, 7)[1] == 7
+    with pytest.raises(ConfigurationError, match=r"--version 9: .*there are 0, 7, 12"):
+        folder_of(wiring, 9)
+    best = {"version": 7, "folder": str(run_dir.weights / f"{run}-v7-e1")}
+    (run_dir.results / "results.json").write_text(json.dumps({"best": best}))
+    assert folder_of(wiring, None) == (best["folder"], 7)
