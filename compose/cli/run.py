@@ -46,6 +46,9 @@ Seed = Annotated[int | None, typer.Option(help=help_of("seed"), show_default=Fal
 NoAir = Annotated[bool, typer.Option("--no-air", help="Without intermediate rewards.")]
 Sync = Annotated[bool, typer.Option("--sync", help="Synchronous: no version is older than the newest.")]
 NoPage = Annotated[bool, typer.Option("--no-page", help="Without the page that shows the run in a browser.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Each step in a line, with the lag of the stages (docs/running.md).")
+]
 Keep = Annotated[bool, typer.Option("--keep", help="When done, go on until Ctrl-C, to look at the topics.")]
 Bootstrap = Annotated[
     str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"), show_default=False)
@@ -64,6 +67,7 @@ def demo(
     keep: Keep = False,
     no_page: NoPage = False,
     bootstrap_servers: Bootstrap = None,
+    verbose: Verbose = False,
     as_json: JsonFlag = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
@@ -80,7 +84,8 @@ def demo(
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers, no_page)
     flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     settings = load_settings(CALCULATOR, flags, for_training=True)
-    _run(settings, runs_dir, log_format, as_json=as_json, for_training=True, keep=keep, report=demo_report)
+    shown = choose_show(as_json=as_json, is_verbose=verbose)
+    _run(settings, runs_dir, shown, log_format, for_training=True, keep=keep, report=demo_report)
 
 
 def train(
@@ -96,6 +101,7 @@ def train(
     keep: Keep = False,
     no_page: NoPage = False,
     bootstrap_servers: Bootstrap = None,
+    verbose: Verbose = False,
     as_json: JsonFlag = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
@@ -118,7 +124,8 @@ def train(
     }
     flags |= set_flags(set_ or [])
     settings = load_settings(file, flags, for_training=True)
-    _run(settings, runs_dir, log_format, as_json=as_json, for_training=True, keep=keep, report=make_report)
+    shown = choose_show(as_json=as_json, is_verbose=verbose)
+    _run(settings, runs_dir, shown, log_format, for_training=True, keep=keep, report=make_report)
 
 
 def up(
@@ -128,6 +135,7 @@ def up(
     set_: Set = None,
     no_page: NoPage = False,
     bootstrap_servers: Bootstrap = None,
+    verbose: Verbose = False,
     as_json: JsonFlag = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
@@ -150,8 +158,8 @@ def up(
     _run(
         settings,
         runs_dir,
+        choose_show(as_json=as_json, is_verbose=verbose),
         log_format,
-        as_json=as_json,
         for_training=False,
         only=only,
         watch=_watch_arrivals,
@@ -263,10 +271,10 @@ def _watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
     return watch_arrivals(wiring, show)
 
 
-def _run(settings: RunSettings, runs_dir: Path, log_format: LogFormat, *, as_json: bool, **options: Any) -> NoReturn:
+def _run(settings: RunSettings, runs_dir: Path, show: Show, log_format: LogFormat, **options: Any) -> NoReturn:
     os.environ[LOG_FORMAT] = log_format  # for the processes of the run
     log_to_stderr(logging.WARNING, "%(message)s", run=settings.run, process="supervisor")
-    raise typer.Exit(run_session(settings, runs_dir / settings.run, choose_show(as_json=as_json), **options))
+    raise typer.Exit(run_session(settings, runs_dir / settings.run, show, **options))
 
 
 def _capturing(settings: RunSettings) -> RunSettings:

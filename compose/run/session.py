@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from tracegrad.consumers.views.progress import next_lines
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, Lines, StepLines, TrafficLines
 from tracegrad.consumers.views.watch import Watcher, stream_lag
@@ -32,7 +33,7 @@ from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prep
 from .process import ProcessSpec
 from .run_dir import RunDir
 from .settings import RunSettings
-from .show import Show
+from .show import Show, introduce, named
 from .status_reports import StatusReports, metrics_shown
 from .supervisor import Outcome, OutcomeKind, Supervisor
 from .wiring import Wiring, source_keys, upstream
@@ -72,8 +73,7 @@ def run_session(
     """Runs the pipeline until it is done or a person stops it.
 
     Args:
-        settings: of the run.
-        path: its folder.
+        settings: of the run; path is its folder.
         show: prints.
         for_training: with tasks and runner; ends when they are done.
         only: a part of the pipeline.
@@ -92,6 +92,7 @@ def run_session(
             for file in filter(None, (settings.tasks.file, settings.tasks.eval_file)):
                 read_tasks(file)
         with run_dir.lock():
+            introduce(settings, show, for_training=for_training)
             if runs_tasks and settings.agent is not None:
                 check_agent(settings.agent, show.say)
             if only in ENGINE_PARTS:
@@ -281,7 +282,10 @@ def _in_thread(make: Callable[[], int]) -> Future[int]:
 
 def _make_report(report: ReportMaker, wiring: Wiring, show: Show) -> int:
     try:
-        return 0 if report(wiring, show) else 1
+        status = 0 if report(wiring, show) else 1
+        for line in next_lines(named(wiring.run_dir.path, os.environ), has_agent=wiring.settings.agent is not None):
+            show.say(line)
+        return status
     except UnavailableError as error:
         show.say(f"no report: {error}")
         return 1

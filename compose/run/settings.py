@@ -54,6 +54,8 @@ class RunSettings(Section, frozen=True, kw_only=True):
 
     run: str
     """Names the run: [a-z0-9-]{1,40}; the same name resumes it."""
+    about: str = ""
+    """What is learnt, and what to look at, in a sentence or two: said when the run starts."""
     seed: Whole = 0
     """Of the order of tasks and of the trainer."""
     agent: AgentConfig | None = None

@@ -1,4 +1,5 @@
-"""How a run looks: a live line under a table on a terminal, one plain line per step elsewhere, or JSON lines.
+"""How a run looks: on a terminal what happens, and below it how far the run is; elsewhere a plain line per step; or
+JSON lines.
 
 In: a view's events and sentences. Out: text on stdout (sentences of the JSON form on stderr, so that stdout
 stays machine-readable). Invariant: safe to call from the watcher's and the main thread.
@@ -7,32 +8,49 @@ stays machine-readable). Invariant: safe to call from the watcher's and the main
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
+from rich.text import Text
 
+from tracegrad.consumers.views.progress import Progress, duration, sampled_text
 from tracegrad.consumers.views.terminal import Event, StepLine
 from tracegrad.schemas.text import printable
 
-__all__ = ["JsonShow", "RichShow", "Show", "choose_show"]
+from .settings import RunSettings
 
-_HEADER = "  step  version  reward  tools ok  staleness    lag   open    s"
+__all__ = ["JsonShow", "RichShow", "Show", "choose_show", "introduce", "named"]
+
+_HEADER = "  step  version  reward  tools ok  staleness{lag}   open    s"
+_LAG_WIDTH = 7
+_REFRESH = 4
+"""Times a second."""
 
 
 def _number(value: float | None, width: int, digits: int = 2) -> str:
     return f"{'-' if value is None else format(value, f'.{digits}f'):>{width}}"
 
 
-def step_text(line: StepLine) -> str:
+def header(*, has_lag: bool) -> str:
+    """What the columns are."""
+    return _HEADER.format(lag=f"{'lag':>{_LAG_WIDTH}}" if has_lag else "")
+
+
+def step_text(line: StepLine, *, has_lag: bool) -> str:
     """One aligned line."""
-    lag = "-" if line.lag is None else str(line.lag)
+    lag = f"{'-' if line.lag is None else line.lag:>{_LAG_WIDTH}}" if has_lag else ""
     text = (
         f"{line.step:6d} {line.version:8d} {_number(line.reward, 7, 3)} {_number(line.tool_success, 9)} "
-        f"{_number(line.staleness, 10)} {lag:>6} {line.open_episodes:6d} {line.seconds:5.1f}"
+        f"{_number(line.staleness, 10)}{lag} {line.open_episodes:6d} {line.seconds:5.1f}"
     )
     return f"{text}  no update: {line.skipped}" if line.skipped else text
 
@@ -54,10 +72,15 @@ def _print(out: TextIO, text: str) -> None:
 class Show:
     """What prints. In itself one plain line per step; for logs and pipes."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
+    def __init__(self, out: TextIO | None = None, *, is_verbose: bool = False) -> None:
+        """`is_verbose`: with the figures that only who knows the stages can read."""
         self._out = out or sys.stdout
         self._lock = threading.Lock()
         self._has_header = False
+        self._is_verbose = is_verbose
+
+    def begin(self, steps: int) -> None:
+        """So many steps are to come."""
 
     def event(self, event: Event) -> None:
         """One thing that happened."""
@@ -66,13 +89,17 @@ class Show:
             return
         if not self._has_header:
             self._has_header = True
-            self.say(_HEADER)
-        self.say(step_text(event.step))
+            self.say(header(has_lag=self._is_verbose))
+        self.say(step_text(event.step, has_lag=self._is_verbose))
 
     def say(self, text: str) -> None:
         """A sentence for people."""
         with self._lock:
             _print(self._out, text)
+
+    def explain(self, text: str) -> None:
+        """Sentences that nobody copies."""
+        self.say(text)
 
     def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
         """A part of the report: fields for machines, lines for people."""
@@ -88,31 +115,50 @@ class Show:
 
 
 class RichShow(Show):
-    """On a terminal: the same lines in colour, and a spinner that says what is awaited."""
+    """On a terminal: what happens in lines, and under them how far the run is, made anew a few times a second. The
+    steps' own lines are for who asks for them."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, is_verbose: bool = False) -> None:
+        super().__init__(is_verbose=is_verbose)
         self._console = Console(highlight=False)
-        self._status = self._console.status("starting")
-        self._status.start()
+        self._is_ascii = not (self._console.encoding or "").lower().startswith("utf")
+        self._progress: Progress | None = None
+        self._begun_s = time.monotonic()
+        self._doing = "starting"
+        self._live = Live(get_renderable=self._look, console=self._console, refresh_per_second=_REFRESH, transient=True)
+        self._live.start()
+
+    def _look(self) -> Text:
+        """The lines below, one column narrower than the terminal, for some wrap at the last."""
+        width = self._console.width - 1
+        lines = self._progress.lines(width, is_ascii=self._is_ascii) if self._progress is not None else []
+        if self._doing:
+            lines = [*lines, f"{self._doing}, {duration(time.monotonic() - self._begun_s)}"[:width]]
+        return Text("\n".join(lines), style="cyan", no_wrap=True, overflow="crop")
+
+    def begin(self, steps: int) -> None:
+        self._progress = Progress(steps)
 
     def event(self, event: Event) -> None:
-        super().event(event)
-        if event.step is not None:
-            self._status.update(
-                f"step {event.step.step + 1} under way, {event.step.open_episodes} episodes open, "
-                f"{event.step.waiting_groups} groups wait"
-            )
+        if self._progress is not None:
+            self._progress.take(event)
+            if event.step is not None:
+                self._doing = ""
+        if event.step is None or self._progress is None or self._is_verbose:
+            super().event(event)
 
     def say(self, text: str) -> None:
-        style = "bold" if text == _HEADER else None
-        self._console.print(escape(printable(text)), style=style, soft_wrap=True)
+        self._console.print(escape(printable(text)), soft_wrap=True)
+
+    def explain(self, text: str) -> None:
+        # Broken between words; a line with an address stays one line, which can be copied.
+        self._console.print(escape(printable(text)))
 
     def progress(self, name: str, fields: dict[str, Any], text: str) -> None:
-        self._status.update(text)
+        self._doing, self._begun_s = text, time.monotonic()
 
     def close(self) -> None:
-        self._status.stop()
+        self._live.stop()
 
 
 class JsonShow(Show):
@@ -132,8 +178,26 @@ class JsonShow(Show):
         super().say(json.dumps({"kind": name, **fields}))
 
 
-def choose_show(*, as_json: bool) -> Show:
-    """By flag, and by whether anybody watches."""
+def choose_show(*, as_json: bool, is_verbose: bool = False) -> Show:
+    """By flags, and by whether anybody watches, on a terminal that can be written over."""
     if as_json:
         return JsonShow()
-    return RichShow() if sys.stdout.isatty() else Show()
+    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        return RichShow(is_verbose=is_verbose)
+    return Show(is_verbose=is_verbose)
+
+
+def introduce(settings: RunSettings, show: Show, *, for_training: bool) -> None:
+    """Says what is learnt, and what the numbers to come mean."""
+    if settings.about:
+        show.explain(settings.about)
+    if for_training:
+        policy, tasks = settings.policy, settings.tasks
+        held_out = policy.validation_temperature if tasks is not None and tasks.eval_file is not None else None
+        show.explain(sampled_text(temperature=policy.temperature, held_out_temperature=held_out))
+        show.begin(settings.trainer.steps)
+
+
+def named(folder: Path, environ: Mapping[str, str]) -> str:
+    """A run as commands are told it: by its name where they look for it without being told, else by its folder."""
+    return folder.name if folder.parent == Path(environ.get("TRACEGRAD_RUNS_DIR", "runs")).resolve() else str(folder)

@@ -23,6 +23,7 @@ from tracegrad.compose import cli
 from tracegrad.compose.cli import look
 from tracegrad.compose.cli.common import echo
 from tracegrad.compose.run import report as report_module
+from tracegrad.compose.run.run_dir import Endpoints
 from tracegrad.compose.run.serve import _set_up_logging
 from tracegrad.compose.run.show import JsonShow, RichShow, Show
 from tracegrad.consumers.audit.account import Report, Unit
@@ -107,7 +108,7 @@ def _look(command: Callable[..., None], **options: Any) -> None:
         record=SimpleNamespace(name=EVIL, hash="1f2e3d4c"),
         topics=TOPICS,
         settings=SimpleNamespace(policy=SimpleNamespace(name="policy")),
-        endpoints={"a": EVIL},
+        endpoints=Endpoints(bootstrap_servers=EVIL, llm_url=EVIL, otlp_endpoint=EVIL, engine_urls=(EVIL,)),
         kafka=lambda: log,
         ring=RING,
     )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import new_state, read
-from tracegrad.compose.run.show import JsonShow, Show
+from tests.house import ROOT
+from tracegrad.compose.run.show import JsonShow, Show, named
 from tracegrad.consumers.views.terminal import StepLines
 from tracegrad.schemas.topics import Topic
 
@@ -22,9 +27,65 @@ def test_plain_and_json_lines() -> None:
     for event in events:
         Show(plain).event(event)
         JsonShow(machine).event(event)
-    assert "reward" in plain.getvalue() and "0.250" in plain.getvalue()
+    assert "reward" in plain.getvalue() and "0.250" in plain.getvalue() and "lag" not in plain.getvalue()
     lines = [json.loads(line) for line in machine.getvalue().splitlines()]
     assert [line["kind"] for line in lines] == ["step", "step"] and lines[1]["version"] == 2
+
+
+def test_the_lag_is_for_who_asks() -> None:
+    """Under its name."""
+    out = io.StringIO()
+    for event in read(StepLines(lambda: 12345), new_state(), small_run(), (Topic.TRAINING_STEPS,)):
+        Show(out, is_verbose=True).event(event)
+    head, line, *_ = out.getvalue().splitlines()
+    assert line[head.index("lag") - 4 : head.index("lag") + 3].strip() == "12345"
+
+
+ON_TERMINAL = """
+from tests.consumers.views.test_progress import scored, step
+from tracegrad.compose.run.show import choose_show
+show = choose_show(as_json=False)
+show.begin(10)
+show.say("about it")
+for number in (1, 2, 3):
+    show.event(step(number, number / 10))
+show.event(scored(0, 0.25, 0))
+show._live.refresh() if hasattr(show, "_live") else None
+show.close()
+show.say("the end")
+"""
+
+
+def on_terminal(**environ: str) -> str:
+    """What a terminal of 80 columns is sent."""
+    ours, theirs = os.openpty()
+    env = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **environ}
+    with subprocess.Popen([sys.executable, "-c", ON_TERMINAL], stdout=theirs, cwd=ROOT, env=env) as process:
+        os.close(theirs)
+        sent = b""
+        with contextlib.suppress(OSError):  # what a terminal that is closed gives
+            while part := os.read(ours, 65_536):
+                sent += part
+    os.close(ours)
+    assert process.returncode == 0
+    return sent.decode()
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_how_far_the_run_is_below_what_happens() -> None:
+    """In place of a line a step; gone when the run is, with the cursor back."""
+    sent = on_terminal()
+    assert "step 3 of 10 [####" in sent and "reward 0.30 \u2581\u2582\u2583" in sent and "held-out 0.25 before" in sent
+    assert "staleness" not in sent and sent.index("about it") < sent.index("step 3")
+    assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l") and sent.rstrip().endswith("the end")
+    assert "\x1b[3" not in on_terminal(NO_COLOR="1")
+
+
+@pytest.mark.slow
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    """It can write over nothing."""
+    sent = on_terminal(TERM="dumb")
+    assert "\x1b" not in sent and "staleness" in sent and "   0.300" in sent
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
@@ -51,3 +112,11 @@ def test_a_reader_that_left_ends_a_run() -> None:
             Show(io.TextIOWrapper(io.FileIO(writer, "w", closefd=False), write_through=True)).say("step 1")
     finally:
         os.close(writer)
+
+
+def test_a_run_is_named_as_commands_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its folder where they would not."""
+    monkeypatch.chdir(tmp_path)
+    assert named(tmp_path / "runs" / "mine", {}) == "mine"
+    assert named(tmp_path / "other" / "mine", {}) == str(tmp_path / "other" / "mine")
+    assert named(tmp_path / "other" / "mine", {"TRACEGRAD_RUNS_DIR": "other"}) == "mine"

@@ -1,0 +1,136 @@
+"""How far a training run is, as a person sees it at a glance: a bar with the time left, the reward as a sparkline, the
+held-out score before training and now; and the words around it, at the beginning and at the end.
+
+In: the events of `StepLines`, and what was asked for. Out: lines, none wider than the terminal. Invariant: bounded, by
+the last 20,000 rewards. Failure: none; what is not known yet is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from .held_out import HeldOut
+from .terminal import Event, StepLine
+
+__all__ = ["Progress", "bar", "duration", "next_lines", "sampled_text", "sparkline"]
+
+_BLOCKS = "".join(chr(0x2581 + height) for height in range(8))
+_ASCII = "_.-=+*#@"
+_REWARDS = 20_000
+_PACE = 20
+"""Steps by whose median the time left is told: one slow step, such as with a held-out pass, moves it little."""
+_MIN_PACE = 2
+MAX_SPARK = 60
+
+
+def sparkline(values: Sequence[float | None], width: int, *, is_ascii: bool = False) -> str:
+    """The values in at most `width` characters, each the mean of its share; from 0, or the least, to the greatest, or
+    1 where the greatest is less. A share without a number is a blank."""
+    levels = _ASCII if is_ascii else _BLOCKS
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known or width < 1:
+        return ""
+    low, high = min(0.0, *known), max(1.0, *known)
+    num = min(width, len(values))
+    cells = []
+    for index in range(num):
+        share = values[index * len(values) // num : (index + 1) * len(values) // num]
+        found = [value for value in share if value is not None and math.isfinite(value)]
+        level = (sum(found) / len(found) - low) / (high - low) if found else -1.0
+        cells.append(levels[min(len(levels) - 1, int(level * len(levels)))] if found else " ")
+    return "".join(cells)
+
+
+def bar(share: float, width: int) -> str:
+    """`[####----]`, of so many characters."""
+    inner = max(0, width - 2)
+    full = round(inner * min(1.0, max(0.0, share)))
+    return f"[{'#' * full}{'-' * (inner - full)}]" if inner else ""
+
+
+def duration(seconds: float) -> str:
+    """As people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def sampled_text(*, temperature: float, held_out_temperature: float | None) -> str:
+    """What the two numbers mean, in a line; without held-out tasks there is one."""
+    reward = f"reward: the mean of rollouts that training learns from, sampled at temperature {temperature:g}"
+    if held_out_temperature is None:
+        return reward
+    how = "by the likeliest tokens" if not held_out_temperature else f"at temperature {held_out_temperature:g}"
+    higher = ", which is the higher score" if held_out_temperature < temperature else ""
+    return f"{reward}; held-out: the mean of tasks that it never trains on, answered {how}{higher}"
+
+
+def next_lines(run: str, *, has_agent: bool) -> list[str]:
+    """What a person may want to do with a run that is done."""
+    offered = [
+        *([(f"tracegrad chat {run} --before", "ask the policy, beside what it was before")] if has_agent else []),
+        (f"tracegrad episodes --run {run} -n 5", "look at its last episodes"),
+        ("tracegrad up FILE", "your own agent: docs/your_agent.md"),
+    ]
+    width = max(len(command) for command, _ in offered)
+    return ["what next:", *(f"  {command:{width}}  {what}" for command, what in offered)]
+
+
+class Progress:
+    """Of one start of a run."""
+
+    def __init__(self, steps: int) -> None:
+        """`steps` that it is asked for."""
+        self._steps = steps
+        self._line: StepLine | None = None
+        self._rewards: deque[float | None] = deque(maxlen=_REWARDS)
+        self._pace: deque[float] = deque(maxlen=_PACE)
+        self._first: HeldOut | None = None
+        self._last: HeldOut | None = None
+
+    def take(self, event: Event) -> None:
+        """What happened."""
+        if event.held_out is not None:
+            self._first, self._last = self._first or event.held_out, event.held_out
+        if event.step is not None:
+            if self._line is not None:
+                self._pace.append(event.step.seconds)
+            self._line = event.step
+            self._rewards.append(event.step.reward)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last step is done; None: too little is known."""
+        if self._line is None or len(self._pace) < _MIN_PACE:
+            return None
+        return max(0, self._steps - self._line.step) * median(self._pace)
+
+    def lines(self, width: int, *, is_ascii: bool = False) -> list[str]:
+        """Bar, sparkline, figures; each at most so wide. Empty before the first step."""
+        line = self._line
+        if line is None:
+            return [self._held_out()[:width]] if self._first is not None else []
+        left = "" if self.left_s is None else "done" if not self.left_s else f"{duration(self.left_s)} left"
+        head, tail = f"step {line.step} of {self._steps} ", f" {left}" if left else ""
+        first = head + bar(line.step / self._steps, min(MAX_SPARK, width - len(head) - len(tail))) + tail
+        reward = f"reward {'-' if line.reward is None else format(line.reward, '.2f')} "
+        spark = sparkline(list(self._rewards), min(MAX_SPARK, width - len(reward)), is_ascii=is_ascii)
+        figures = [self._held_out(), f"version {line.version}"]
+        figures += [] if line.tool_success is None else [f"tools ok {line.tool_success:.0%}"]
+        figures += [f"{line.open_episodes} episodes open", f"{line.waiting_groups} groups wait"]
+        third = ""
+        for figure in filter(None, figures):
+            joined = f"{third}, {figure}" if third else figure
+            third = joined if len(joined) <= width else third
+        return [text[:width] for text in (first, reward + spark, third)]
+
+    def _held_out(self) -> str:
+        scores = [one.mean for one in (self._first, self._last) if one is not None]
+        told = [f"{mean:.2f}" for mean in scores if mean is not None]
+        if not told:
+            return ""
+        return f"held-out {told[0]} before" + (f", {told[-1]} now" if self._last is not self._first else "")

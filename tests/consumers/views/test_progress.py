@@ -1,0 +1,108 @@
+"""How far a run is, at a glance: the bar, the sparkline, the time left, and what stands around them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.versions import held_out
+from tracegrad.consumers.views.held_out import held_out_of
+from tracegrad.consumers.views.progress import Progress, bar, duration, next_lines, sampled_text, sparkline
+from tracegrad.consumers.views.terminal import Event, StepLine
+
+
+def step(number: int, reward: float | None = 0.5, *, seconds: float = 6.0, tool_success: float | None = 0.9) -> Event:
+    """One that ended."""
+    line = StepLine(
+        step=number,
+        version=number,
+        reward=reward,
+        tool_success=tool_success,
+        staleness=1.0,
+        lag=3,
+        open_episodes=4,
+        waiting_groups=1,
+        seconds=seconds,
+    )
+    return Event(kind="step", text=f"step {number}", step=line)
+
+
+def scored(number: int, mean: float, at: int) -> Event:
+    """A held-out pass."""
+    return Event(kind="validation", text="", held_out=held_out_of(held_out(number, mean, version=at, step=at)))
+
+
+def test_a_sparkline_rises_with_the_values() -> None:
+    """From 0 to 1, or to more where there is more; a hole where nothing is known."""
+    assert sparkline([0.0, 0.5, 1.0], 10, is_ascii=True) == "_+@"
+    assert sparkline([0.0, None, math.nan, 1.0], 10, is_ascii=True) == "_  @"
+    assert sparkline([0.0, 5.0, 10.0], 10, is_ascii=True) == "_+@"
+    assert sparkline([-1.0, 1.0], 10, is_ascii=True) == "_@"
+    assert sparkline([0.0] * 50 + [1.0] * 50, 4, is_ascii=True) == "__@@"
+    assert sparkline([0.0, 1.0], 2) == "\u2581\u2588"
+    assert sparkline([None], 5) == sparkline([], 5) == sparkline([1.0], 0) == ""
+
+
+@given(st.lists(st.none() | st.floats(), max_size=200), st.integers(-3, 100), st.booleans())
+def test_a_sparkline_is_never_wider_than_asked(values: list[float | None], width: int, is_ascii: bool) -> None:
+    """Whatever the values are."""
+    assert len(sparkline(values, width, is_ascii=is_ascii)) <= max(0, width)
+
+
+@given(st.lists(st.none() | st.floats(-5, 5), max_size=30), st.integers(1, 200))
+def test_no_line_is_wider_than_the_terminal(rewards: list[float | None], width: int) -> None:
+    """However narrow that is."""
+    progress = Progress(30)
+    progress.take(scored(0, 0.0, 0))
+    for number, reward in enumerate(rewards, 1):
+        progress.take(step(number, reward))
+    assert max(map(len, progress.lines(width))) <= width
+
+
+def test_the_lines_tell_bar_curve_figures_and_the_time_left() -> None:
+    """By the median step; before the first one nothing but the held-out score."""
+    progress = Progress(10)
+    assert progress.lines(79) == [] and progress.left_s is None
+    progress.take(scored(0, 0.0, 0))
+    assert progress.lines(79) == ["held-out 0.00 before"]
+    for number, seconds in ((1, 90.0), (2, 6.0), (3, 60.0), (4, 6.0)):
+        progress.take(step(number, number / 4, seconds=seconds))
+    progress.take(scored(1, 0.79, 4))
+    first, second, third = progress.lines(79, is_ascii=True)
+    assert first.startswith("step 4 of 10 [####") and first.endswith("] 36 s left")
+    assert second == "reward 1.00 -+#@"
+    assert third == "held-out 0.00 before, 0.79 now, version 4, tools ok 90%, 4 episodes open"
+    assert progress.lines(40, is_ascii=True)[2] == "held-out 0.00 before, 0.79 now"
+    progress.take(step(10))
+    assert progress.lines(79)[0].endswith("] done")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(5.4, "5 s"), (89, "89 s"), (95, "2 min"), (5_340, "89 min"), (7_500, "2 h 05 min")]
+)
+def test_a_time_is_said_as_people_say_it(seconds: float, said: str) -> None:
+    """Not more exactly than it is known."""
+    assert duration(seconds) == said
+
+
+def test_a_bar_has_its_width() -> None:
+    """Also where there is no room, and beyond its end."""
+    assert [bar(share, 6) for share in (0, 0.5, 2)] == ["[----]", "[##--]", "[####]"]
+    assert bar(0.5, 2) == bar(0.5, -4) == ""
+
+
+def test_the_two_numbers_are_told_apart_in_a_line() -> None:
+    """Greedy or not; where nothing is held out there is one number."""
+    both = sampled_text(temperature=1.0, held_out_temperature=0.0)
+    assert "sampled at temperature 1" in both and "likeliest" in both and "\n" not in both
+    assert "held-out" not in sampled_text(temperature=1.0, held_out_temperature=None)
+    assert sampled_text(temperature=1.0, held_out_temperature=0.5).count("at temperature") == 2
+
+
+def test_what_comes_next_names_the_run() -> None:
+    """Each in a command; nobody can be asked where there is no agent."""
+    assert next_lines("mine", has_agent=True)[1].startswith("  tracegrad chat mine --before  ")
+    assert not any("chat" in line for line in next_lines("mine", has_agent=False))
