@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import sys
 import time
 from collections.abc import Generator
 from contextlib import closing
@@ -12,26 +15,36 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tracegrad.consumers.views.progress import glance_lines
+from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_of
 from tracegrad.consumers.views.run_state import RunState
-from tracegrad.consumers.views.terminal import process_lines
-from tracegrad.consumers.views.watch import fold_processes, stream_lag
-from tracegrad.schemas.errors import ConfigurationError, TracegradError
+from tracegrad.consumers.views.terminal import process_lines, process_rows
+from tracegrad.consumers.views.watch import fold_present, fold_processes, stream_lag
+from tracegrad.schemas.errors import ConfigurationError, RecordError, TracegradError
 from tracegrad.schemas.log.follow import follow, read_to_end
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
+from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, reachable_log
 
 __all__ = ["audit", "status", "tail"]
 
 
 def status(
-    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False
+    run: RunOption = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = RUNS,
+    as_json: JsonFlag = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All that each process counted, on a terminal too.")
+    ] = False,
 ) -> None:
-    """Show the processes of a run, how far it is, and what waits; of one that ended, why.
+    """Show how far a run is, what serves, its processes and what waits; of one that ended, why.
 
-    Exit status 1 when nothing runs.
+    On a terminal a row a process. Exit status 1 when nothing runs.
 
     Example: tracegrad status --json
     """
@@ -40,16 +53,7 @@ def status(
     is_running = folder.is_locked()
     outcome = None if is_running else folder.outcome
     state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
-    lag: int | None = None
-    if is_running:
-        try:
-            log = reachable_log(wiring)
-            # What an earlier start of the run told lies there too, of processes that are gone.
-            started_ms = int(1000 * folder.endpoints_file.stat().st_mtime)
-            fold_processes(log, wiring.topics, state, since_ms=started_ms)
-            lag = stream_lag(log, wiring.topics)
-        except TracegradError as error:
-            echo(f"tracegrad: {error}", is_error=True)
+    lag, num_dead, served = _look_at(wiring, state, as_json=as_json) if is_running else (None, 0, {})
     if as_json:
         fields = {
             "run": wiring.record.name,
@@ -68,11 +72,65 @@ def status(
         echo(f"  kafka {wiring.endpoints.bootstrap_servers}, topics {topics}*")
         if outcome is not None:
             echo("\n".join([f"  ended: {outcome.kind}", *(f"    {line}" for line in outcome.why.splitlines())]))
-        for line in process_lines(state, int(time.time() * 1000)):
+        results = results_of(state, run=wiring.record.name) if is_running else _written(wiring)
+        for line in _screen(wiring, state, results, served, is_short=sys.stdout.isatty() and not verbose):
             echo("  " + line)
         if lag is not None:
             echo(f"  {lag} records wait or belong to what is still open")
+        if num_dead:
+            echo(f"  {num_dead} dead letters: `tracegrad tail dead_letters`")
     raise typer.Exit(0 if is_running else 1)
+
+
+def _look_at(wiring: Wiring, state: RunState, *, as_json: bool) -> tuple[int | None, int, dict[str, int]]:
+    """Folds what a live run tells: its lag, dead letters, and who serves; without a broker what there was before it
+    left."""
+    lag, num_dead, served = None, 0, dict[str, int]()
+    try:
+        log, topics = reachable_log(wiring), wiring.topics
+        # What an earlier start of the run told lies there too, of processes that are gone.
+        started_ms = int(1000 * wiring.run_dir.endpoints_file.stat().st_mtime)
+        fold_processes(log, topics, state, since_ms=started_ms)
+        lag = stream_lag(log, topics)
+        if not as_json:
+            fold_present(log, topics, state, RESULTS_TOPICS)
+            served = _served(log, wiring)
+            num_dead = sum(kept.end - kept.begin for kept in log.offsets(topics.name(Topic.DEAD_LETTERS)).values())
+    except TracegradError as error:
+        echo(f"tracegrad: {error}", is_error=True)
+    return lag, num_dead, served
+
+
+def _screen(
+    wiring: Wiring, state: RunState, results: Results | None, served: dict[str, int], *, is_short: bool
+) -> list[str]:
+    """Where the run stands, and its processes; `is_short`: in lines that fit the terminal."""
+    width = shutil.get_terminal_size().columns - 3 if is_short else 1_000
+    is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
+    lines: list[str] = []
+    if results is not None and (results.steps or results.held_out):
+        steps = wiring.settings.trainer.steps
+        lines += glance_lines(results, steps=steps, served=served, width=width, is_ascii=is_ascii)
+    now_ms = int(time.time() * 1000)
+    return [*lines, *(process_rows(state, now_ms, width) if is_short else process_lines(state, now_ms))]
+
+
+def _served(log: Log, wiring: Wiring) -> dict[str, int]:
+    """Engine -> the version that it acknowledged last."""
+    name, found = wiring.topics.name(Topic.WEIGHT_ACKS), dict[str, int]()
+    for record in read_to_end(log, name):
+        with contextlib.suppress(RecordError):
+            ack = WEIGHT_ACKS.decode(record.value)
+            found[ack.engine_id] = ack.version
+    return found
+
+
+def _written(wiring: Wiring) -> Results | None:
+    """What an ended run's report says; None: it made none."""
+    try:
+        return msgspec.json.decode((wiring.run_dir.results / "results.json").read_bytes(), type=Results)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def tail(

@@ -8,6 +8,7 @@ stays machine-readable). Invariant: safe to call from the watcher's and the main
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -126,7 +127,19 @@ class RichShow(Show):
         self._begun_s = time.monotonic()
         self._doing = "starting"
         self._live = Live(get_renderable=self._look, console=self._console, refresh_per_second=_REFRESH, transient=True)
+        before = sys.stderr
         self._live.start()
+        self._warnings = [
+            handler
+            for handler in logging.getLogger().handlers
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before
+        ]
+        # A warning goes above the lines below, not into them, as all else does that is printed meanwhile.
+        self._send_warnings()
+
+    def _send_warnings(self) -> None:
+        for handler in self._warnings:
+            handler.setStream(sys.stderr)
 
     def _look(self) -> Text:
         """The lines below, one column narrower than the terminal, for some wrap at the last."""
@@ -159,6 +172,7 @@ class RichShow(Show):
 
     def close(self) -> None:
         self._live.stop()
+        self._send_warnings()
 
 
 class JsonShow(Show):

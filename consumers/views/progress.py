@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-from .held_out import HeldOut
+from .held_out import HeldOut, held_out_text
+from .results import Results
 from .terminal import Event, StepLine
 
-__all__ = ["Progress", "bar", "duration", "next_lines", "sampled_text", "sparkline"]
+__all__ = ["Progress", "bar", "duration", "glance_lines", "next_lines", "sampled_text", "sparkline"]
 
 _BLOCKS = "".join(chr(0x2581 + height) for height in range(8))
 _ASCII = "_.-=+*#@"
@@ -78,6 +79,30 @@ def next_lines(run: str, *, has_agent: bool) -> list[str]:
     ]
     width = max(len(command) for command, _ in offered)
     return ["what next:", *(f"  {command:{width}}  {what}" for command, what in offered)]
+
+
+def glance_lines(
+    results: Results, *, steps: int, served: Mapping[str, int], width: int, is_ascii: bool = False
+) -> list[str]:
+    """Where a run stands, none wider than `width`: step, reward, held-out, who serves what; of what there is.
+
+    Args:
+        results: of its topics, or of results.json.
+        steps: that it is asked for.
+        served: engine -> the version that it acknowledged last.
+    """
+    lines = []
+    if results.steps:
+        lines.append(f"step {results.steps} of {steps}, version {results.version}")
+        rewards = results.curves.get("reward", [])
+        last = "-" if results.reward_last_ten is None else f"{results.reward_last_ten:.3f}"
+        head = f"reward {last} (last ten steps) "
+        lines.append(head + sparkline(rewards, min(MAX_SPARK, width - len(head)), is_ascii=is_ascii))
+    lines += [f"held-out before: {held_out_text(results.before)}"] if results.before is not None else []
+    lines += [f"held-out now:    {held_out_text(results.after)}"] if results.after is not None else []
+    if served:
+        lines.append("served: " + ", ".join(f"version {version} by {id_}" for id_, version in sorted(served.items())))
+    return [line[:width] for line in lines]
 
 
 class Progress:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -17,13 +17,14 @@ from tracegrad.schemas.metrics import declared
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.text import one_line
 from tracegrad.schemas.topics import Topic
 
 from .held_out import HeldOut, held_out_of, held_out_text
 from .run_state import RunState
 from .traffic import TrafficLine, versions_per_s
 
-__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "TrafficLines", "process_lines"]
+__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "TrafficLines", "process_lines", "process_rows"]
 
 _PATIENCE_S = 20.0
 """After a first sign of the agent, how long the other signs may take before their absence is said."""
@@ -259,22 +260,53 @@ def _summary(episode: Episode) -> str:
     return f"{len(episode.calls)} calls, {episode.num_tools} tools, {reward}"
 
 
-def process_lines(state: RunState, now_ms: int) -> list[str]:
-    """Each process, why it ended last, and what it counted since its start."""
-    lines = []
+class _Row(NamedTuple):
+    """A process now, or its end."""
+
+    name: str
+    state: str
+    pid: int | None
+    up_s: int
+    restarts: str
+    why: str
+    """Why it ended last; empty: it never did."""
+    counted: str
+
+
+def _rows(state: RunState, now_ms: int) -> Iterator[_Row]:
     for name in sorted({*state.supervised, *state.reports}):
         told, report = state.supervised.get(name), state.reports.get(name)
         if told and report and told.pid != report.pid:
             report = None  # of a predecessor that died
         pid = told.pid if told else report.pid if report else None
         since_ms = told.since_ms if told else report.since_ms if report else 0
-        up_s = max(0, now_ms - since_ms) // 1000 if pid else 0
-        restarts = f", {told.num_restarts} restarts" if told and told.num_restarts else ""
-        lines.append(f"{name:24} {told.state if told else 'running':8} pid {pid or '-':>7}  {up_s:6d} s{restarts}")
-        if told and told.why:
-            lines.append("  " + told.why)
-        if report and (counted := _counted(report, now_ms)):
-            lines.append("  " + counted)
+        yield _Row(
+            name=name,
+            state=told.state if told else "running",
+            pid=pid,
+            up_s=max(0, now_ms - since_ms) // 1000 if pid else 0,
+            restarts=f", {told.num_restarts} restarts" if told and told.num_restarts else "",
+            why=told.why if told else "",
+            counted=_counted(report, now_ms) if report else "",
+        )
+
+
+def process_lines(state: RunState, now_ms: int) -> list[str]:
+    """Each process, why it ended last, and what it counted since its start."""
+    lines = []
+    for row in _rows(state, now_ms):
+        lines.append(f"{row.name:24} {row.state:8} pid {row.pid or '-':>7}  {row.up_s:6d} s{row.restarts}")
+        lines += ["  " + text for text in (row.why, row.counted) if text]
+    return lines
+
+
+def process_rows(state: RunState, now_ms: int, width: int) -> list[str]:
+    """Each process in one row that is no wider: of one that has died why, of any other what it counted."""
+    lines = []
+    for row in _rows(state, now_ms):
+        said = row.why if row.why and (row.pid is None or not row.counted) else row.counted
+        text = f"{one_line(row.name):20} {row.state:8} {row.up_s:6d} s{row.restarts}  {one_line(said)}".rstrip()
+        lines.append(text if len(text) <= width else text[: max(0, width - 3)] + "...")
     return lines
 
 

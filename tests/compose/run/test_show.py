@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,13 +44,17 @@ def test_the_lag_is_for_who_asks() -> None:
 
 ON_TERMINAL = """
 from tests.consumers.views.test_progress import scored, step
+import logging
+from tracegrad.compose.printable_log import log_to_stderr
 from tracegrad.compose.run.show import choose_show
+log_to_stderr(logging.WARNING, "%(message)s")
 show = choose_show(as_json=False)
 show.begin(10)
 show.say("about it")
 for number in (1, 2, 3):
     show.event(step(number, number / 10))
 show.event(scored(0, 0.25, 0))
+logging.warning("a broker is away")
 show._live.refresh() if hasattr(show, "_live") else None
 show.close()
 show.say("the end")
@@ -60,7 +65,9 @@ def on_terminal(**environ: str) -> str:
     """What a terminal of 80 columns is sent."""
     ours, theirs = os.openpty()
     env = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **environ}
-    with subprocess.Popen([sys.executable, "-c", ON_TERMINAL], stdout=theirs, cwd=ROOT, env=env) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL], stdout=theirs, stderr=theirs, cwd=ROOT, env=env
+    ) as process:
         os.close(theirs)
         sent = b""
         with contextlib.suppress(OSError):  # what a terminal that is closed gives
@@ -76,6 +83,7 @@ def test_a_terminal_shows_how_far_the_run_is_below_what_happens() -> None:
     """In place of a line a step; gone when the run is, with the cursor back."""
     sent = on_terminal()
     assert "step 3 of 10 [####" in sent and "reward 0.30 \u2581\u2582\u2583" in sent and "held-out 0.25 before" in sent
+    assert re.search(r"(\n|\x1b\[2K)a broker is away *\r\n", sent), "a warning has a line of its own"
     assert "staleness" not in sent and sent.index("about it") < sent.index("step 3")
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l") and sent.rstrip().endswith("the end")
     assert "\x1b[3" not in on_terminal(NO_COLOR="1")

@@ -8,10 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.consumers.audit.small_run import small_run
+from tests.consumers.views.folding import fold_all, new_state
+from tests.streams.make import TOPICS
 from tests.versions import held_out
 from tracegrad.consumers.views.held_out import held_out_of
-from tracegrad.consumers.views.progress import Progress, bar, duration, next_lines, sampled_text, sparkline
-from tracegrad.consumers.views.terminal import Event, StepLine
+from tracegrad.consumers.views.progress import (
+    Progress,
+    bar,
+    duration,
+    glance_lines,
+    next_lines,
+    sampled_text,
+    sparkline,
+)
+from tracegrad.consumers.views.results import results_of
+from tracegrad.consumers.views.terminal import Event, StepLine, process_rows
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.process_status import (
+    PROCESS_STATUS,
+    ProcessReport,
+    ProcessState,
+    ProcessStatus,
+    SupervisedProcess,
+)
+from tracegrad.schemas.topics import Topic
 
 
 def step(number: int, reward: float | None = 0.5, *, seconds: float = 6.0, tool_success: float | None = 0.9) -> Event:
@@ -78,6 +99,36 @@ def test_the_lines_tell_bar_curve_figures_and_the_time_left() -> None:
     assert progress.lines(40, is_ascii=True)[2] == "held-out 0.00 before, 0.79 now"
     progress.take(step(10))
     assert progress.lines(79)[0].endswith("] done")
+
+
+def test_a_glance_tells_step_reward_held_out_and_who_serves() -> None:
+    """None wider than asked; of a run that has done nothing, nothing."""
+    state = new_state()
+    fold_all(state, small_run(), (Topic.TRAINING_STEPS, Topic.WEIGHTS))
+    results = results_of(state, run="mine")
+    lines = glance_lines(results, steps=80, served={"engine-0": 2}, width=76, is_ascii=True)
+    assert lines[0] == "step 2 of 80, version 2" and lines[1].startswith("reward ")
+    assert lines[2].startswith("held-out before: 0.000") and lines[3].startswith("held-out now:    1.000")
+    assert lines[4] == "served: version 2 by engine-0"
+    assert max(map(len, glance_lines(results, steps=80, served={}, width=20))) <= 20
+    assert glance_lines(results_of(new_state(), run="mine"), steps=80, served={}, width=76) == []
+
+
+def test_a_process_is_one_row_that_fits() -> None:
+    """It says why of one that has died, of any other what it counted; nobody's text begins another row."""
+    state, name = new_state(), TOPICS.name(Topic.PROCESS_STATUS)
+    told: list[ProcessStatus] = [
+        SupervisedProcess(process="llm", state=ProcessState.WAITING, num_restarts=2, why="killed\nby SIGKILL"),
+        SupervisedProcess(process="trainer", state=ProcessState.RUNNING, pid=7, since_ms=1_000),
+        ProcessReport(process="trainer", pid=7, since_ms=1_000, at_ms=9_000, counters={"steps": 12.0}),
+    ]
+    for offset, one in enumerate(told):
+        value = PROCESS_STATUS.encode(one)
+        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=value), 0.0)
+    dead, alive = process_rows(state, 9_000, 77)
+    assert dead.split() == ["llm", "waiting", "0", "s,", "2", "restarts", "killed\\nby", "SIGKILL"]
+    assert alive.split() == ["trainer", "running", "8", "s", "12", "steps"]
+    assert [len(row) for row in process_rows(state, 9_000, 30)] == [30, 30]
 
 
 @pytest.mark.parametrize(
