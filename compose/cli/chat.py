@@ -8,18 +8,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..chat.agent import ChatAgent
-from ..chat.engine import ChatEngine, folder_of
-from ..chat.relay import Relay
-from ..chat.talk import Side, Talk
 from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunDirOption, RunsDirOption, echo, find_run
+
+if TYPE_CHECKING:
+    from ..chat.talk import Side
 
 __all__ = ["chat"]
 
@@ -42,6 +41,10 @@ def chat(
 
     Example: tracegrad chat demo-1 "what is 12 by 7 minus 5?" --before
     """
+    from ..chat.agent import ChatAgent
+    from ..chat.relay import Relay
+    from ..chat.talk import Talk
+
     wiring = find_run(run, run_dir, runs_dir)
     agent = wiring.settings.agent
     if agent is None:
@@ -64,6 +67,9 @@ def _sides(
     wiring: Wiring, version: int | None, before: bool, open_: ExitStack
 ) -> tuple[list[Side], str, str | None, bool]:
     """Who is asked; URL and token of who answers; whether it is an engine of ours."""
+    from ..chat.engine import ChatEngine, folder_of
+    from ..chat.talk import Side
+
     if wiring.run_dir.is_locked() and version is None and not before:
         if wiring.settings.select.train:
             echo("this run learns from what people say of its answers: yours count among them", is_error=True)
