@@ -74,6 +74,7 @@ def next_lines(run: str, *, has_agent: bool) -> list[str]:
     """What a person may want to do with a run that is done."""
     offered = [
         *([(f"tracegrad chat {run} --before", "ask the policy, beside what it was before")] if has_agent else []),
+        (f"tracegrad page {run}", "look at it in a browser: what it learned, and every episode"),
         (f"tracegrad episodes --run {run} -n 5", "look at its last episodes"),
         ("tracegrad up FILE", "your own agent: docs/your_agent.md"),
     ]
