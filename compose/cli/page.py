@@ -1,4 +1,5 @@
-"""The page of any run: `page`. It reads the run's topics, and writes beside them nothing but the run's index."""
+"""The page of any run: `page`. It reads the run's topics, and writes nothing but what is made of them: the run's index,
+and a file for the next page."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import typer
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..local_kafka.node import free_port, is_free
-from ..run.wiring import port_of
+from ..run.wiring import Wiring, port_of
 from .common import RUNS, RunDirOption, RunsDirOption, echo, find_run, reachable_log
 
 __all__ = ["page"]
@@ -50,7 +51,7 @@ def page(
     from ..history.broker import open_broker
 
     try:
-        if wiring.settings.kafka.bootstrap_servers is None and not folder.is_locked():
+        if _is_over(wiring):
             echo(link)
             from ..page.serve import serve_ended
 
@@ -68,3 +69,14 @@ def page(
     from ..page.serve import serve_live
 
     serve_live(wiring, port=at, stop=stop)
+
+
+def _is_over(wiring: Wiring) -> bool:
+    """Whether the run has ended and can be shown: its broker is free, or another reader's and not needed at first."""
+    from ..history.broker import is_opened
+    from ..page.kept import current
+
+    folder = wiring.run_dir
+    if wiring.settings.kafka.bootstrap_servers is not None:
+        return False
+    return not folder.is_locked() or (is_opened(folder) and current(folder) is not None)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tracegrad.schemas.errors import ConfigurationError
+
 from ..local_kafka import node as kafka_node
 from ..local_kafka.broker import LocalKafka
 from ..run.run_dir import RunDir
 from ..run.wiring import port_of
 
-__all__ = ["open_broker"]
+__all__ = ["is_opened", "open_broker"]
 
 _READER = "reader"
 """The lock of who has opened the broker of a run that has ended."""
@@ -35,3 +37,12 @@ def open_broker(source: RunDir, *, wait_s: float = 0.0) -> Iterator[str]:
     port = port_of(servers) if kafka_node.is_free(port_of(servers)) else None
     with source.lock(wait_s=wait_s), source.lock(_READER, wait_s=wait_s), LocalKafka(source.kafka, port=port) as broker:
         yield broker.bootstrap_servers
+
+
+def is_opened(source: RunDir) -> bool:
+    """Whether a reader has opened the broker of a run that has ended."""
+    try:
+        with source.lock(_READER):
+            return False
+    except ConfigurationError:
+        return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +19,13 @@ from tracegrad.consumers.index.build import INDEXED, Progress, catch_up
 from tracegrad.consumers.index.schema import is_damage, open_index, read_mark, remove, write_mark
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.topics import Topic
 
 from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
 from .broker import open_broker
 
-__all__ = ["Indexed", "indexed"]
+__all__ = ["Indexed", "indexed", "is_current", "mark_current", "sizes_of"]
 
 _WAIT_S = 120.0
 """For another command that has opened the same broker."""
@@ -80,12 +81,27 @@ def _indexed(run_dir: RunDir, path: Path, *, needs_log: bool, tell: Callable[[Pr
             yield Indexed(connection, wiring, None)
 
 
-def _mark(run_dir: RunDir) -> str:
-    """Of the segments of the topics in the index, as they lie in the folder of a run that has ended."""
-    names = {Wiring(run_dir).topics.name(topic) for topic in INDEXED}
-    sizes = sorted(
+def is_current(run_dir: RunDir) -> bool:
+    """Whether the index of a run that has ended knows all that lies on its topics."""
+    with closing(open_index(run_dir.path / "index.sqlite")) as connection:
+        return read_mark(connection) == _mark(run_dir)
+
+
+def mark_current(run_dir: RunDir) -> None:
+    """Says that it does, of a run that has ended."""
+    with closing(open_index(run_dir.path / "index.sqlite")) as connection:
+        write_mark(connection, _mark(run_dir))
+
+
+def sizes_of(run_dir: RunDir, topics: Iterable[Topic]) -> list[tuple[str, int]]:
+    """Of the segments of these topics, as they lie in the folder of a run with a broker of its own."""
+    names = {Wiring(run_dir).topics.name(topic) for topic in topics}
+    return sorted(
         (str(path.relative_to(run_dir.kafka)), path.stat().st_size)
         for path in (run_dir.kafka / "log").glob("*/*.log")
         if path.parent.name.rpartition("-")[0] in names
     )
-    return hashlib.sha256(repr(sizes).encode()).hexdigest()
+
+
+def _mark(run_dir: RunDir) -> str:
+    return hashlib.sha256(repr(sizes_of(run_dir, INDEXED)).encode()).hexdigest()

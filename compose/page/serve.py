@@ -1,12 +1,13 @@
 """The page of a run, served until it is told to stop.
 
-In: a run's folder, whose broker answers or is opened here. Out: HTTP at loopback. Invariant: it only reads, and the
-run's index, which is made of its topics, is all that it writes. Failure: ConfigurationError where another reader holds
-the broker of a run that has ended.
+In: a run's folder, whose broker answers or is opened here. Out: HTTP at loopback. Invariant: it only reads; the run's
+index and `page.msgpack`, which are made of its topics, are all that it writes. Failure: ConfigurationError where
+another reader holds the broker of a run that has ended and no page left what it needs.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -15,17 +16,22 @@ import msgspec
 
 from tracegrad.consumers.page.app import make_app
 from tracegrad.consumers.page.board import About, Board
+from tracegrad.consumers.page.kept import restore
 from tracegrad.consumers.page.reading import Reading
 from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
 
-from ..history.broker import open_broker
 from ..run.session import run_state
 from ..run.wiring import Wiring
+from .broker import keep_broker
+from .kept import current, leave
 from .texts import explain_by, pieces_of
 
 __all__ = ["serve_ended", "serve_live"]
 
+logger = logging.getLogger(__name__)
+_LEAVE_S = 3.0
+"""The supervisor kills what has not stopped in ten."""
 _GRACE_S = 1
 _SECRET = frozenset({"token", "client"})
 """Keys of the settings that may hold one."""
@@ -61,33 +67,36 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
 
 
 def serve_live(wiring: Wiring, *, port: int, fd: int | None = None, stop: threading.Event) -> None:
-    """Serves a run whose broker others keep until `stop` is set. Blocks. Raises UnavailableError when the address is
-    taken."""
-    board = board_of(wiring, is_live=True)
-    reading = Reading(board, stop, starts=wiring.run_dir.starts)
+    """Serves a run whose broker others keep until `stop` is set, and leaves what it has read for the next page. Blocks.
+    Raises UnavailableError when the address is taken."""
+    board, done = board_of(wiring, is_live=True), threading.Event()
+    reading = Reading(board, done, starts=wiring.run_dir.starts)
     reading.start()
     try:
         _serve(board, wiring, port=port, fd=fd, stop=stop)
     finally:
+        try:
+            if wiring.settings.kafka.bootstrap_servers is None:
+                leave(wiring.run_dir, board, reading, timeout_s=_LEAVE_S)
+        except TracegradError as error:
+            logger.warning("page: the next page reads the topics again: %s", error)
         reading.close()
 
 
 def serve_ended(wiring: Wiring, *, port: int, stop: threading.Event) -> None:
-    """Serves a run that has ended until `stop` is set: at once, while its broker is started. Blocks.
+    """Serves a run that has ended until `stop` is set: at once, of what an earlier page left; else while its broker is
+    started. Blocks.
 
-    Raises ConfigurationError when another reader has its broker, UnavailableError when it does not start.
+    Raises ConfigurationError when another reader has its broker and no page left anything, UnavailableError when it
+    does not start.
     """
     board, failed = board_of(wiring, is_live=False), list[TracegradError]()
+    if (kept := current(wiring.run_dir)) is not None:
+        restore(board, kept)
 
     def read() -> None:
         try:
-            with open_broker(wiring.run_dir) as servers:
-                opened = Wiring(wiring.run_dir, bootstrap_servers=servers)
-                board.connect(opened.log(), opened.kafka(), servers)
-                reading = Reading(board, stop, starts=wiring.run_dir.starts)
-                reading.start()
-                stop.wait()
-                reading.close()
+            keep_broker(wiring.run_dir, board, stop)
         except TracegradError as error:
             failed.append(error)
             stop.set()

@@ -8,6 +8,7 @@ In: records and measurements, from the threads of `reading.py`. Out: a `Board` t
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import threading
 import time
@@ -21,7 +22,7 @@ import msgspec
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
-from tracegrad.schemas.log.protocol import Log, Offsets, Record
+from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
@@ -37,6 +38,8 @@ __all__ = ["About", "Ask", "Board", "TopicCount", "Worth"]
 
 _LOOKED_S = 10.0
 """So long after the last look the run counts as watched."""
+_HELD_S = 30.0
+"""So long after a view read of the log it may read on: a broker takes seconds to start."""
 _RUNNING = 10_000
 
 
@@ -114,8 +117,9 @@ class Board:
             explain: an episode to what its calls are worth, by call, by the run's rules.
         """
         self.about, self.topics, self.state = about, topics, state
-        self.log, self.raw, self.refusal = log, raw, refusal
+        self.opened, self._raw, self.refusal = log, raw, refusal
         self.pieces, self.explain = pieces, explain
+        self._asked_until: float | None = None
         self.lock = threading.RLock()
         self.revision = 0
         self.is_read = False
@@ -130,6 +134,8 @@ class Board:
         """(stage, reason) -> how many."""
         self.counts: dict[Topic, TopicCount] = {}
         self.ends: dict[Topic, Mapping[int, Offsets]] = {}
+        self.positions: Mapping[TopicPartition, int] = {}
+        """How far the folded topics are folded."""
         self.index_progress: Progress | None = None
         """How far the index is filled; None before it is."""
         self.index_path = Path(about.folder, "index.sqlite")
@@ -143,8 +149,36 @@ class Board:
         """The broker answers from now on, there."""
         with self.lock:
             self.about = msgspec.structs.replace(self.about, bootstrap_servers=bootstrap_servers)
-            self.log, self.raw = log, raw
+            self.opened, self._raw = log, raw
             self.changed()
+
+    def disconnect(self) -> None:
+        """The broker is gone until somebody asks for it."""
+        with self.lock:
+            self.opened = self._raw = None
+
+    @property
+    def log(self) -> Log | None:
+        """What verifies of the run's log; None until its broker answers. To ask is to have it started."""
+        self._asked_until = max(self._asked_until or 0.0, self._clock() + _HELD_S)
+        return self.opened
+
+    @property
+    def raw(self) -> Log | None:
+        """All of it, likewise; and to have it kept, since people read on with scripts."""
+        self._asked_until = math.inf
+        return self._raw
+
+    @property
+    def asks_log(self) -> bool:
+        """Whether a view asked for the log, and may want it still."""
+        return self._asked_until is not None and self._clock() < self._asked_until
+
+    def refuse(self, trouble: str) -> None:
+        """Neither the log nor the index is to be had, until a view asks again."""
+        self._asked_until = None
+        self.wanted.clear()
+        self.say(trouble)
 
     def look(self) -> None:
         """Somebody looks now."""

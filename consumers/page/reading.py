@@ -42,15 +42,26 @@ _MEASURE_S = 3.0
 _FILL_S = 3.0
 _PATIENCE_S = 5.0
 _AGAIN_S = 2.0
+_SETTLE_S = 0.05
 
 
 class Reading:
     """The threads of one page; `start` once the board has its log."""
 
-    def __init__(self, board: Board, stop: threading.Event, *, starts: Mapping[TopicPartition, int]) -> None:
-        """`starts`: where the run began on the topics that it shares with others."""
+    def __init__(
+        self, board: Board, stop: threading.Event, *, starts: Mapping[TopicPartition, int], folds: bool = True
+    ) -> None:
+        """
+        Args:
+            starts: where the run began on the topics that it shares with others.
+            folds: whether the board lacks what lies on the topics.
+        """
         self._board, self._stop, self._starts = board, stop, starts
-        work = (("fold", self._fold), ("measure", self._measure), ("index", self._fill))
+        self.is_filling = False
+        """Whether the index is being filled."""
+        self.has_filled = False
+        """Whether it was filled to the end that the topics had."""
+        work = [("measure", self._measure), ("index", self._fill), *([("fold", self._fold)] if folds else [])]
         self._threads = [
             threading.Thread(target=self._again, args=(name, what), name=f"page-{name}", daemon=True)
             for name, what in work
@@ -67,6 +78,26 @@ class Reading:
         for thread in self._threads:
             thread.join(timeout_s)
 
+    def settle(self, timeout_s: float, stop: threading.Event | None = None) -> bool:
+        """Measures, and waits until all that lay on the folded topics then is folded, or `stop` is set. False: it is
+        not."""
+        board, until = self._board, time.monotonic() + timeout_s
+        ends = _ends(board)
+        counts = _counts(ends, _lag(board, ends))
+        due = {
+            TopicPartition(board.topics.name(topic), number): at.end
+            for topic in FOLDED
+            for number, at in ends.get(topic, {}).items()
+        }
+        while not (board.is_read and all(board.positions.get(where, 0) >= end for where, end in due.items())):
+            if time.monotonic() > until or (stop is not None and stop.is_set()):
+                return False
+            time.sleep(_SETTLE_S)
+        with board.lock:
+            board.counts, board.ends = counts, ends
+            board.changed()
+        return True
+
     def _again(self, name: str, what: Callable[[], None]) -> None:
         while not self._stop.is_set():
             try:
@@ -78,7 +109,7 @@ class Reading:
 
     def _fold(self) -> None:
         board = self._board
-        log, topics = board.log, board.topics
+        log, topics = board.opened, board.topics
         assert log is not None
         starts = dict(self._starts)
         for topic, last in FOLDED.items():
@@ -96,6 +127,7 @@ class Reading:
                             board.fold(record)
                         board.is_read = board.is_read or chunk.is_caught_up
                         board.changed()
+                board.positions = dict(chunk.positions)
 
     def _measure(self) -> None:
         """How the topics stand; also what tells that the broker answers."""
@@ -107,14 +139,10 @@ class Reading:
                 ends = _ends(board)
                 lag = _lag(board, ends)
                 now = time.monotonic()
-                counts = {
-                    topic: TopicCount(
-                        num=sum(kept.end - kept.begin for kept in kept_of.values()),
-                        per_s=(_end(kept_of) - before[topic]) / (now - at) if topic in before else None,
-                        lag=lag.get(topic, {}),
-                    )
-                    for topic, kept_of in ends.items()
+                per_s = {
+                    topic: (_end(ends[topic]) - num) / (now - at) for topic, num in before.items() if topic in ends
                 }
+                counts = _counts(ends, lag, per_s)
                 before, at = {topic: _end(kept_of) for topic, kept_of in ends.items()}, now
                 board.say("")
                 if counts != board.counts:
@@ -128,17 +156,22 @@ class Reading:
         while not self._stop.is_set():
             if not board.wanted.wait(_POLL_S):
                 continue
+            self.is_filling = True
             board.wanted.clear()
-            assert board.log is not None
-            with closing(open_index(board.index_path)) as connection:
-                catch_up(
-                    board.log,
-                    board.topics,
-                    board.about.policy,
-                    connection,
-                    tell=self._tell,
-                    patience_s=_PATIENCE_S,
-                )
+            assert board.opened is not None
+            try:
+                with closing(open_index(board.index_path)) as connection:
+                    catch_up(
+                        board.opened,
+                        board.topics,
+                        board.about.policy,
+                        connection,
+                        tell=self._tell,
+                        patience_s=_PATIENCE_S,
+                    )
+                self.has_filled = True
+            finally:
+                self.is_filling = False
             if self._stop.wait(_FILL_S if board.about.is_live else _POLL_S):
                 return
 
@@ -149,13 +182,28 @@ class Reading:
 
 
 def _ends(board: Board) -> dict[Topic, Mapping[int, Offsets]]:
-    assert board.log is not None
+    assert board.opened is not None
     found: dict[Topic, Mapping[int, Offsets]] = {}
     for topic in Topic:
         # One that was renamed away, or may not be read, hides no other.
         with contextlib.suppress(ValueError, LookupError):
-            found[topic] = board.log.offsets(board.topics.name(topic))
+            found[topic] = board.opened.offsets(board.topics.name(topic))
     return found
+
+
+def _counts(
+    ends: Mapping[Topic, Mapping[int, Offsets]],
+    lag: Mapping[Topic, Mapping[Stage, int]],
+    per_s: Mapping[Topic, float] | None = None,
+) -> dict[Topic, TopicCount]:
+    return {
+        topic: TopicCount(
+            num=sum(at.end - at.begin for at in kept.values()),
+            per_s=(per_s or {}).get(topic),
+            lag=lag.get(topic, {}),
+        )
+        for topic, kept in ends.items()
+    }
 
 
 def _end(kept: Mapping[int, Offsets]) -> int:
@@ -163,11 +211,11 @@ def _end(kept: Mapping[int, Offsets]) -> int:
 
 
 def _lag(board: Board, ends: Mapping[Topic, Mapping[int, Offsets]]) -> dict[Topic, dict[Stage, int]]:
-    assert board.log is not None
+    assert board.opened is not None
     lag: dict[Topic, dict[Stage, int]] = {}
     for stage in STREAMS:
         for topic in INPUTS[stage]:
-            committed = board.log.committed(board.topics.group(stage), board.topics.name(topic))
+            committed = board.opened.committed(board.topics.group(stage), board.topics.name(topic))
             kept = ends.get(topic, {})
             waits = (max(0, at.end - committed.get(number, at.begin)) for number, at in kept.items())
             lag.setdefault(topic, {})[stage] = sum(waits)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,8 @@ import httpx
 import pytest
 
 from tests.compose.page.serving import Served, eventually, is_there, served
+from tracegrad.compose.history.broker import open_broker
+from tracegrad.compose.page.kept import KEPT, current
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -118,25 +123,81 @@ def test_seven_tabs_follow_the_run_in_chromium(page: Served, chromium: Browser) 
     context.close()
 
 
-def test_a_run_that_has_ended_is_opened_by_one_at_a_time(tmp_path: Path) -> None:
-    """At once, before its broker is there; a second reader is told who has it; the end of the page frees the run."""
-    with served(tmp_path) as live:
-        live.train(1, 2)
-        folder = live.wiring.run_dir.path
-    command = [sys.executable, "-m", "tracegrad.compose.cli", "page", "--run-dir", str(folder)]
-    page = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def tracegrad(*arguments: str) -> list[str]:
+    """A command of ours."""
+    return [sys.executable, "-m", "tracegrad.compose.cli", *arguments]
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[httpx.Client]:
+    """`tracegrad page` of the run, until the end of the block; the first answer is there."""
+    page = subprocess.Popen(tracegrad("page", "--run-dir", str(folder)), stdout=subprocess.PIPE, text=True)
     assert page.stdout is not None
     try:
         link = page.stdout.readline().strip()
-        eventually(lambda: is_there(link.partition("/?")[0]), "the page answers")
-        with httpx.Client(base_url=link.partition("/?")[0], follow_redirects=True, timeout=20) as client:
+        url = link.partition("/?")[0]
+        eventually(lambda: is_there(url), "the page answers")
+        with httpx.Client(base_url=url, follow_redirects=True, timeout=20) as client:
             assert client.get(link).status_code == 200
-            eventually(lambda: steps_shown(client) == [1, 2], "two steps")
-            assert "The run has ended after step 2." in client.get("/").text
-        second = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        assert second.returncode == 78 and f"process {page.pid} already is the reader" in second.stderr
+            yield client
     finally:
         page.send_signal(signal.SIGINT)
         assert page.wait(60) == 0
         page.stdout.close()
-    assert not live.wiring.run_dir.is_locked()
+
+
+def test_a_run_that_has_ended_is_shown_beside_its_other_readers(tmp_path: Path) -> None:
+    """The next page starts no broker before a view asks for records; then it has it alone."""
+    with served(tmp_path) as live:
+        live.train(1, 2)
+        run_dir = live.wiring.run_dir
+    assert stat.S_IMODE((run_dir.path / KEPT).stat().st_mode) == 0o600
+    kept = current(run_dir)
+    assert kept is not None and len(kept.records) == 2
+    with opened(run_dir.path) as client, opened(run_dir.path) as second:
+        for one in (client, second):
+            assert steps_shown(one) == [1, 2]
+            assert one.get("/system").status_code == 200
+        episodes = tracegrad("episodes", "--run-dir", str(run_dir.path))
+        beside = subprocess.run(episodes, capture_output=True, text=True, timeout=100, check=False)
+        assert beside.returncode == 0, beside.stderr
+        assert not run_dir.is_locked()
+        assert client.get("/data/training_steps").status_code == 503
+        eventually(lambda: client.get("/data/training_steps").status_code == 200, "the topic")
+        assert second.get("/data/training_steps").status_code == 503
+        eventually(lambda: "already is the" in second.get("/").text, "who has the broker")
+        with opened(run_dir.path) as third:
+            assert steps_shown(third) == [1, 2]
+            assert "The run has ended after step 2." in third.get("/").text
+    assert not run_dir.is_locked()
+    assert current(run_dir) == kept
+
+
+@pytest.mark.parametrize("what", ["gone", "damaged", "older"])
+def test_a_page_without_what_another_left_reads_the_topics_and_leaves_it(tmp_path: Path, what: str) -> None:
+    """Then it needs the broker no more."""
+    with served(tmp_path) as live:
+        live.train(1, 2)
+        run_dir = live.wiring.run_dir
+    kept = run_dir.path / KEPT
+    if what == "gone":
+        kept.unlink()
+    elif what == "damaged":
+        kept.write_bytes(kept.read_bytes()[:-1])
+    else:
+        run_dir.endpoints_file.touch()
+    assert current(run_dir) is None
+    with opened(run_dir.path) as client:
+        eventually(lambda: steps_shown(client) == [1, 2], "two steps")
+        eventually(lambda: current(run_dir) is not None and not run_dir.is_locked(), "the broker is free")
+
+
+def test_a_page_that_has_nothing_and_gets_no_broker_says_who_has_it(tmp_path: Path) -> None:
+    """It ends."""
+    with served(tmp_path) as live:
+        run_dir = live.wiring.run_dir
+    (run_dir.path / KEPT).unlink()
+    with open_broker(run_dir):
+        page = tracegrad("page", "--run-dir", str(run_dir.path))
+        refused = subprocess.run(page, capture_output=True, text=True, timeout=100, check=False)
+    assert refused.returncode == 78 and f"process {os.getpid()} already is the reader" in refused.stderr

@@ -1,0 +1,65 @@
+"""The file in a run's folder that a page leaves for the next one.
+
+In: a run's folder whose broker is its own. Out: `page.msgpack`, and what it holds while it is up to date. Invariants:
+written whole, its owner's alone; up to date is what the sizes of the segments, and the run's last start, say. Failure:
+a file that cannot be read or written is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+
+from tracegrad.consumers.page.board import Board
+from tracegrad.consumers.page.kept import MAX_BYTES, Kept, keep, read_kept
+from tracegrad.consumers.page.reading import FOLDED, Reading
+from tracegrad.schemas.topics import Topic
+
+from ..files import write_atomically
+from ..history.index import sizes_of
+from ..run.run_dir import RunDir
+
+__all__ = ["KEPT", "current", "kept_in", "leave", "mark_of"]
+
+logger = logging.getLogger(__name__)
+KEPT = "page.msgpack"
+_MARKED = frozenset(FOLDED) - {Topic.PROCESS_STATUS}
+"""Processes tell how they end after the page has ended; of a run that has ended none runs anyhow."""
+
+
+def mark_of(run_dir: RunDir) -> str:
+    """Of what lies on the folded topics: another one once something came, or the run started again."""
+    started = run_dir.endpoints_file.stat().st_mtime_ns
+    return hashlib.sha256(repr((started, sizes_of(run_dir, _MARKED))).encode()).hexdigest()
+
+
+def kept_in(run_dir: RunDir) -> Kept | None:
+    """What a page has left, up to date or not."""
+    path = run_dir.path / KEPT
+    try:
+        return read_kept(path.read_bytes(), run_dir.record.hash) if path.stat().st_size <= MAX_BYTES else None
+    except OSError:
+        return None
+
+
+def current(run_dir: RunDir) -> Kept | None:
+    """What a page has left, while nothing came since."""
+    kept = kept_in(run_dir)
+    return kept if kept is not None and kept.mark == mark_of(run_dir) else None
+
+
+def leave(
+    run_dir: RunDir, board: Board, reading: Reading, *, timeout_s: float, stop: threading.Event | None = None
+) -> None:
+    """Writes the file, once all is folded that lies on the topics now; not later than `timeout_s`, nor once `stop` is
+    set. Raises UnavailableError when the broker does not tell."""
+    mark = mark_of(run_dir)
+    if not reading.settle(timeout_s, stop):
+        return
+    data = keep(board, mark)
+    try:
+        if data is not None:
+            write_atomically(run_dir.path / KEPT, data, is_private=True)
+    except OSError as error:
+        logger.warning("page: the next page reads the topics again: expected to write %s, got %s", KEPT, error)
