@@ -46,8 +46,8 @@ def _docker(name: str, value: str) -> str:
 
 
 def _k8s(name: str, value: str) -> str:
-    # JSON is YAML; Kubernetes itself expands $(NAME) in values, and $$ is how it spells $.
-    return f"  - name: {name}\n    value: {json.dumps(value.replace('$(', '$$('))}"
+    # JSON is YAML, in which a bare ON is true; Kubernetes itself expands $(NAME) in values, and $$ is how it spells $.
+    return f"  - name: {json.dumps(name)}\n    value: {json.dumps(value.replace('$(', '$$('))}"
 
 
 def _dotenv(name: str, value: str) -> str:

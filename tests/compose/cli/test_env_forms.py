@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import yaml  # type: ignore[import-untyped]
 from dotenv import dotenv_values
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tracegrad.compose.cli.env_forms import Form, written
@@ -44,6 +44,7 @@ def test_docker_takes_each_line_as_it_is(variables: dict[str, str]) -> None:
         written({"A": "b\nc"}, Form.DOCKER)
 
 
+@example({"ON": ""})
 @given(VARIABLES)
 def test_kubernetes_reads_back_what_was_written(variables: dict[str, str]) -> None:
     """YAML, in which Kubernetes expands $(NAME), and $$( is $(."""
