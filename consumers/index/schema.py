@@ -10,6 +10,7 @@ file cannot be made.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ _FORM = 3
 """Of the tables below and of what is read into them: another number, and each index is made anew."""
 _BUSY_S = 30.0
 """How long a transaction of another process is waited for; they are short."""
+_LOOK_EVERY_S = 0.02
 _CACHE_KIB = 64 * 1024
 
 _REAL = ("reward", "paid", "duration_s")
@@ -97,15 +99,30 @@ def is_damage(error: sqlite3.Error) -> bool:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-    connection.execute("PRAGMA journal_mode = WAL")
+    _keep_a_wal(connection)
     # A power cut may take the last transactions, never the file's order; what is missing is read again.
     connection.execute("PRAGMA synchronous = NORMAL")
     return connection
 
 
+def _keep_a_wal(connection: sqlite3.Connection) -> None:
+    """SQLite waits for nobody here: who opens the file as another makes it is told that it is locked, at once."""
+    until = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_EVERY_S)
+
+
 def _prepare(connection: sqlite3.Connection) -> None:
     if not is_current(connection):
-        empty(connection)
+        with transaction(connection):
+            if not is_current(connection):  # another has made it meanwhile
+                _make(connection)
 
 
 def is_current(connection: sqlite3.Connection) -> bool:
@@ -117,12 +134,15 @@ def is_current(connection: sqlite3.Connection) -> bool:
 def empty(connection: sqlite3.Connection) -> None:
     """Makes all tables anew, without a row."""
     with transaction(connection):
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        for (name,) in tables:
-            connection.execute(f'DROP TABLE "{name}"')
-        for statement in _TABLES.split(";"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {_FORM}")
+        _make(connection)
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        connection.execute(f'DROP TABLE "{name}"')
+    for statement in _TABLES.split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {_FORM}")
 
 
 def read_mark(connection: sqlite3.Connection) -> str | None:

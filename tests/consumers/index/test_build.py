@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +21,7 @@ from tracegrad.consumers.index import build, settle
 from tracegrad.consumers.index.build import catch_up
 from tracegrad.consumers.index.fill import Fill
 from tracegrad.consumers.index.query import Question, find, unread
-from tracegrad.consumers.index.schema import open_index
+from tracegrad.consumers.index.schema import is_current, open_index
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import EPISODES
@@ -286,6 +289,28 @@ def test_what_others_may_write_is_read_or_counted(run: list[Record], changes: di
     assert len(told) + sum(unread(connection).values()) == 1
     assert all(len(str(one)) < 10_000 for one in told)
     assert connection.execute("SELECT MAX(LENGTH(word)) FROM words").fetchone()[0] or 0 <= 200
+
+
+class _Busy(sqlite3.Connection):
+    """Of two that change a new file's journal at once the one that is told, at once, that it is locked."""
+
+    num_left = 2
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        """As Connection.execute."""
+        if "journal_mode" in sql and self.num_left:
+            self.num_left -= 1
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise error
+        return super().execute(sql, *values)
+
+
+def test_who_opens_an_index_that_another_makes_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite itself waits for nobody there."""
+    monkeypatch.setattr("sqlite3.connect", partial(sqlite3.connect, factory=_Busy))
+    with closing(open_index(tmp_path / "index.sqlite")) as connection:
+        assert is_current(connection)
 
 
 def test_an_index_that_cannot_be_made_is_said(tmp_path: Path) -> None:
