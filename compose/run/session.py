@@ -7,25 +7,26 @@ process was fatal or the report's checks failed, 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from tracegrad.consumers.views.now import now_in
 from tracegrad.consumers.views.progress import next_lines
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, Lines, StepLines, TrafficLines
-from tracegrad.consumers.views.watch import Watcher, stream_lag
+from tracegrad.consumers.views.watch import Watcher, known_lag
 from tracegrad.producers.runner.config import AgentConfig
 from tracegrad.producers.runner.sandbox import Sandbox
 from tracegrad.producers.tasks.dataset import read_tasks
-from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, TracegradError, UnavailableError
+from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, UnavailableError
 
 from ..engine.fetch_model import with_local_model
 from . import pipeline
@@ -245,7 +246,7 @@ def supervise(
         wiring.run_dir.write_outcome(outcome)
         status = 0
         if outcome.kind is OutcomeKind.DONE and report is not None:
-            made = _in_thread(functools.partial(_make_report, report, wiring, show))
+            made = _in_thread(partial(_make_report, report, wiring, show))
             # The broker that the report is read from is looked after meanwhile: it may die as at any other time.
             outcome = supervisor.run(keep=is_kept, is_done=made.done)
             wiring.run_dir.write_outcome(outcome)
@@ -315,17 +316,16 @@ def watch_steps(wiring: Wiring, show: Show) -> Watcher:
 
 
 def _step_lines(wiring: Wiring) -> StepLines:
-    log = wiring.log()
-
-    def lag() -> int | None:
-        if wiring.run_dir.history is not None:
-            return None  # no stage works on it
-        try:
-            return stream_lag(log, wiring.topics)
-        except TracegradError:
-            return None
-
-    return StepLines(lag, wiring.settings.alarms.on)
+    settings = wiring.settings
+    if wiring.run_dir.history is not None:
+        return StepLines(on_alarm=settings.alarms.on)  # no stage works on it
+    now = partial(
+        now_in,
+        steps=settings.trainer.steps,
+        groups_per_step=settings.trainer.groups_per_step,
+        concurrency=settings.agent.concurrency if settings.agent and not settings.only_holds_out else None,
+    )
+    return StepLines(partial(known_lag, wiring.log(), wiring.topics), settings.alarms.on, now)
 
 
 def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:

@@ -35,6 +35,8 @@ _HEADER = "  step  version  reward  tools ok  staleness{lag}   open    s"
 _LAG_WIDTH = 7
 _REFRESH = 4
 """Times a second."""
+_NOW = "now"
+"""The kind of event that is written over."""
 
 
 def _number(value: float | None, width: int, digits: int = 2) -> str:
@@ -85,6 +87,8 @@ class Show:
 
     def event(self, event: Event) -> None:
         """One thing that happened."""
+        if event.kind == _NOW:
+            return  # it would be a line each second
         if event.step is None:
             self.say(event.text)
             return
@@ -153,6 +157,9 @@ class RichShow(Show):
         self._progress = Progress(steps)
 
     def event(self, event: Event) -> None:
+        if event.kind == _NOW:
+            self._doing, self._begun_s = event.text.rstrip("."), time.monotonic()
+            return
         if self._progress is not None:
             self._progress.take(event)
             if event.step is not None:
@@ -179,6 +186,8 @@ class JsonShow(Show):
     """JSON lines on stdout, `{"kind": ...}`; sentences on stderr."""
 
     def event(self, event: Event) -> None:
+        if event.kind == _NOW:
+            return
         fields: dict[str, Any] = {} if event.step is not None else {"text": event.text}
         for told in (event.step, event.held_out, event.traffic):
             if told is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from tracegrad.schemas.topics import Stage, Topic
 
 from ..views.held_out import HeldOut, held_out_of, held_out_text
-from ..views.now import Now, open_of, trouble_of, waiting_text
+from ..views.now import Now, open_of, slots_of, trouble_of, waiting_text
 from .board import Ask, Board
 from .charts import Charts, alarm_spells, charts_of
 from .episodes.learned import learned_of
@@ -74,6 +74,7 @@ def now_of(board: Board) -> Now:
         trouble=trouble_of(state.supervised.values()),
         is_served=bool(board.serving) or step > 0,
         held_out=_pass_under_way(board),
+        slots=slots_of(reports),
     )
 
 

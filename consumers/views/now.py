@@ -10,10 +10,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tracegrad.schemas.metrics import OPEN
+from tracegrad.schemas.metrics import ENGINE_SLOTS, ENGINE_SLOTS_USED, OPEN
 from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess
+from tracegrad.schemas.topics import Stage
 
-__all__ = ["Now", "open_of", "trouble_of", "waiting_text"]
+from .run_state import RunState
+
+__all__ = ["Now", "now_in", "open_of", "slots_of", "trouble_of", "waiting_text"]
 
 
 class Now(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,12 +46,40 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an engine has said that it serves."""
     held_out: str = ""
     """How large the held-out pass is that is under way; empty: none is."""
+    slots: tuple[int, int] | None = None
+    """Of the engines: in use, in all; None: not known."""
 
 
 def open_of(reports: Iterable[ProcessReport], stage: str) -> int:
     """What the workers of a stage hold open."""
     mine = (report for report in reports if report.process.startswith(f"streams-{stage}-"))
     return int(sum(report.counters.get(OPEN.name, 0) for report in mine))
+
+
+def now_in(state: RunState, *, steps: int | None, groups_per_step: int, concurrency: int | None) -> Now:
+    """Of a live run, as far as its state tells; an agent counts as at work until its episode is there."""
+    reports, step = state.reports.values(), state.newest_step.step if state.newest_step else 0
+    return Now(
+        is_live=True,
+        step=step,
+        steps=steps,
+        num_running=len(state.open_attempts),
+        concurrency=concurrency,
+        num_open_episodes=open_of(reports, Stage.ASSEMBLE.value),
+        num_open_groups=open_of(reports, Stage.CREDIT.value),
+        num_waiting_groups=state.num_waiting_groups,
+        groups_per_step=groups_per_step,
+        trouble=trouble_of(state.supervised.values()),
+        is_served=state.first_ack is not None or step > 0,
+        slots=slots_of(reports),
+    )
+
+
+def slots_of(reports: Iterable[ProcessReport]) -> tuple[int, int] | None:
+    """What weight sync last heard of the engines: slots in use, and in all."""
+    told = [report.counters for report in reports if ENGINE_SLOTS.name in report.counters]
+    used, of = (int(sum(one.get(metric.name, 0) for one in told)) for metric in (ENGINE_SLOTS_USED, ENGINE_SLOTS))
+    return (used, of) if of else None
 
 
 def trouble_of(processes: Iterable[SupervisedProcess]) -> tuple[str, ...]:
@@ -97,6 +128,9 @@ def _reasons(now: Now) -> Sequence[str]:
     found = []
     if now.num_running or now.concurrency is None:
         found.append(_agents(now))
+    if now.slots is not None and now.slots[0]:
+        used, of = now.slots
+        found.append("the engine is at 100 % of its slots" if used >= of else f"the engine uses {used} of {of} slots")
     if now.num_open_episodes:
         found.append(f"{now.num_open_episodes} episodes are not whole")
     if now.num_open_groups:

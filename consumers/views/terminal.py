@@ -21,6 +21,7 @@ from tracegrad.schemas.text import one_line
 from tracegrad.schemas.topics import Topic
 
 from .held_out import HeldOut, held_out_of, held_out_text
+from .now import Now, waiting_text
 from .run_state import RunState
 from .traffic import TrafficLine, versions_per_s
 
@@ -31,6 +32,7 @@ _PATIENCE_S = 20.0
 _SILENT_S = 10.0
 """A process reports every 2 s."""
 _EPISODES_A_LINE = 100
+_WAITING_EVERY_S = 1.0
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +72,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     """`step`, `alarm`, `rollback`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`,
-    `unjoined`, `traffic`, `stale`."""
+    `unjoined`, `traffic`, `stale`; `now`: what the run waits for, where a line can be written over."""
     text: str
     step: StepLine | None = None
     held_out: HeldOut | None = None
@@ -98,9 +100,19 @@ class StepLines:
         Topic.EPISODES,
     )
 
-    def __init__(self, lag: Callable[[], int | None] = lambda: None, on_alarm: str = "warn") -> None:
-        """`lag` asks Kafka; called once a step. `on_alarm` is `[alarms] on`."""
+    def __init__(
+        self,
+        lag: Callable[[], int | None] = lambda: None,
+        on_alarm: str = "warn",
+        now: Callable[[RunState], Now] | None = None,
+    ) -> None:
+        """`lag` asks Kafka; called once a step. `on_alarm` is `[alarms] on`. `now`: of what is told what it waits for;
+        None: of nothing."""
         self._lag = lag
+        self._now = now
+        self._waiting, self._waiting_s = "", 0.0
+        if now is not None:
+            self.topics = (*self.topics, Topic.PROCESS_STATUS)
         self._on_alarm = on_alarm
         self._last: TrainingStep | None = None
         self._is_served = False
@@ -132,6 +144,11 @@ class StepLines:
             yield Event(kind="lost", text=text)
         self._num_lost = num_lost
         yield from self._passes(state)
+        if self._now is not None and now_s - self._waiting_s >= _WAITING_EVERY_S:
+            self._waiting_s, said = now_s, self._waiting
+            self._waiting = waiting_text(self._now(state))
+            if self._waiting != said:
+                yield Event(kind="now", text=self._waiting)
 
     def _line(self, state: RunState, step: TrainingStep, began_ms: int) -> StepLine:
         return StepLine(

@@ -22,7 +22,7 @@ from tracegrad.schemas.topics import INPUTS, STREAMS, Topic, Topics
 from .run_state import RunState
 from .terminal import Event, Lines
 
-__all__ = ["Watcher", "fold_present", "fold_processes", "stream_lag"]
+__all__ = ["Watcher", "fold_present", "fold_processes", "known_lag", "stream_lag"]
 
 _REPORTS = 2_000
 """A run of a dozen processes writes so many in two minutes."""
@@ -57,6 +57,14 @@ def stream_lag(log: Log, topics: Topics) -> int:
             for partition, offsets in log.offsets(name).items():
                 lag += max(0, offsets.end - committed.get(partition, offsets.begin))
     return lag
+
+
+def known_lag(log: Log, topics: Topics) -> int | None:
+    """As `stream_lag`; None while Kafka does not say."""
+    try:
+        return stream_lag(log, topics)
+    except TracegradError:
+        return None
 
 
 @dataclass

@@ -47,6 +47,7 @@ from tests.consumers.views.test_progress import scored, step
 import logging
 from tracegrad.compose.printable_log import log_to_stderr
 from tracegrad.compose.run.show import choose_show
+from tracegrad.consumers.views.terminal import Event
 log_to_stderr(logging.WARNING, "%(message)s")
 show = choose_show(as_json=False)
 show.begin(10)
@@ -54,6 +55,7 @@ show.say("about it")
 for number in (1, 2, 3):
     show.event(step(number, number / 10))
 show.event(scored(0, 0.25, 0))
+show.event(Event(kind="now", text="The trainer waits for rollouts."))
 logging.warning("a broker is away")
 show._live.refresh() if hasattr(show, "_live") else None
 show.close()
@@ -83,6 +85,7 @@ def test_a_terminal_shows_how_far_the_run_is_below_what_happens() -> None:
     """In place of a line a step; gone when the run is, with the cursor back."""
     sent = on_terminal()
     assert "step 3 of 10 [####" in sent and "reward 0.30 \u2581\u2582\u2583" in sent and "held-out 0.25 before" in sent
+    assert "The trainer waits for rollouts, 0 s" in sent
     assert re.search(r"(\n|\x1b\[2K)a broker is away *\r\n", sent), "a warning has a line of its own"
     assert "staleness" not in sent and sent.index("about it") < sent.index("step 3")
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l") and sent.rstrip().endswith("the end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -11,8 +12,9 @@ from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state, read
 from tests.streams.make import TOPICS, agent_span, call, otlp, rollout
 from tests.versions import held_out
-from tracegrad.compose.run.show import JsonShow
-from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
+from tracegrad.compose.run.show import JsonShow, Show
+from tracegrad.consumers.views.now import now_in
+from tracegrad.consumers.views.terminal import ArrivalLines, Event, StepLines
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
 from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatedWorse
@@ -44,6 +46,21 @@ def test_each_held_out_pass_is_said_once_with_its_interval_and_its_version() -> 
     assert (line["kind"], line["step"], line["mean"], line["low"], line["version"], line["versions"]) == (
         "validation", 2, 1.0, 1.0, 2, [{"version": 2, "share": 1.0}],
     )  # fmt: skip
+
+
+def test_what_a_run_waits_for_is_said_when_it_changed_and_at_most_each_second() -> None:
+    """Of the state as it stands; by a view that is told how the run is meant."""
+    now = partial(now_in, steps=2, groups_per_step=1, concurrency=4)
+    lines, state, streams = StepLines(now=now), new_state(), small_run()
+    assert Topic.PROCESS_STATUS in lines.topics
+    said = [event.text for at in (1.0, 1.5, 2.0) for event in lines.news(state, at)]
+    read(StepLines(), state, streams, StepLines.topics)
+    said += [event.text for at in (2.5, 3.0) for event in lines.news(state, at) if event.kind == "now"]
+    assert said == ["The engine loads its model; nothing is sampled until it serves.", "All 2 steps are done."]
+    out = io.StringIO()
+    for show in (Show(out), JsonShow(out)):
+        show.event(Event(kind="now", text=said[0]))
+    assert out.getvalue() == ""
 
 
 def test_who_begins_to_read_in_the_midst_is_told_of_the_passes_from_there_on() -> None:
