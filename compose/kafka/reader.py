@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = ["GroupReader", "TailReader"]
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_TIMEOUT_S = 30.0
 _COMMITTED_TIMEOUT_S = 15.0
 _COMMIT_TIMEOUT_S = 15.0
 _MAX_UNREAD = 5000
@@ -138,8 +140,19 @@ class TailReader:
     def close(self) -> None:
         self._next.clear()
         self._unread.clear()
-        with contextlib.suppress(UnavailableError), boundary("close a consumer"):
-            self._consumer.close()
+        # librdkafka has been seen to wait for its own threads for ever, behind a batch that was damaged.
+        closing = threading.Thread(target=self._close, name="close a consumer", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_TIMEOUT_S)
+        if closing.is_alive():
+            logger.warning("a consumer has not closed within %g s; it is left to itself", _CLOSE_TIMEOUT_S)
+
+    def _close(self) -> None:
+        try:
+            with contextlib.suppress(UnavailableError), boundary("close a consumer"):
+                self._consumer.close()
+        except TracegradError as error:
+            logger.warning("%s", error)
 
 
 def _record(message: Message) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -90,6 +91,18 @@ def test_a_read_that_raises_loses_no_record() -> None:
     assert reader.offsets() == [0, 1, 2]
     assert reader.positions() == {WHERE: 3}
     assert reader.offsets() == [3]
+
+
+def test_a_consumer_that_never_closes_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left behind, and said."""
+    monkeypatch.setattr("tracegrad.compose.kafka.reader._CLOSE_TIMEOUT_S", 0.1)
+    reader, ever = _ScriptedReader(_Script([])), threading.Event()
+    monkeypatch.setattr(_Script, "close", lambda script: ever.wait(30), raising=False)
+    reader.close()
+    assert "has not closed within 0.1 s" in caplog.text and not ever.is_set()
+    ever.set()
 
 
 def test_a_topic_that_is_gone_still_ends_the_reader() -> None:
