@@ -44,6 +44,7 @@ def _knows_all(run_dir: RunDir, board: Board) -> bool:
     if not is_current(run_dir):
         return False
     board.wanted.clear()
+    board.is_indexed = True
     return True
 
 

@@ -138,6 +138,8 @@ class Board:
         """How far the folded topics are folded."""
         self.index_progress: Progress | None = None
         """How far the index is filled; None before it is."""
+        self.is_indexed = about.is_live
+        """Whether what the index lacks is not worth a word: of a run that has ended nothing, of a live one the last."""
         self.index_path = Path(about.folder, "index.sqlite")
         self._clock = clock
         self._looked_at: float | None = None

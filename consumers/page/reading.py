@@ -170,6 +170,9 @@ class Reading:
                         patience_s=_PATIENCE_S,
                     )
                 self.has_filled = True
+                if not board.is_indexed:
+                    board.is_indexed = True
+                    board.changed()
             finally:
                 self.is_filling = False
             if self._stop.wait(_FILL_S if board.about.is_live else _POLL_S):

@@ -103,7 +103,18 @@ def test_a_run_that_held_nothing_out_yet_says_what_would_show(board: Board) -> N
     with board.index() as connection:
         connection.execute("DELETE FROM episodes")
         assert learned(connection, lambda facts: {}) is None
+    board.is_indexed = True
     assert "No held-out task has ended yet" in draw(board, "/learned")
+
+
+def test_a_run_whose_episodes_are_not_read_yet_says_that(board: Board) -> None:
+    """And not that there are none; likewise where groups are looked for."""
+    with board.index() as connection:
+        connection.execute("DELETE FROM episodes")
+    board.is_indexed = False
+    for of in ("/learned", "/groups"):
+        html = draw(board, of)
+        assert "are being read" in html and "No held-out" not in html and "No group" not in html
 
 
 def test_real_attempts_are_shown_side_by_side(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
