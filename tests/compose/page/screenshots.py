@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -65,7 +64,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": _WIDE, "height": 900}, color_scheme="light")
         page.goto(url)
         page.goto(f"{base}/learned")
-        page.wait_for_selector("main .pair", timeout=_READ_MS)
+        page.wait_for_selector("main .pair .talk", timeout=_READ_MS)
         for name in ("", "learned", "groups", "system", "data"):
             shoot(page, f"{base}/{name}", given.out / f"{name or 'run'}.png")
         page.goto(f"{base}/groups?where=step>0")
@@ -80,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
