@@ -109,12 +109,10 @@ class Board:
     ) -> None:
         """
         Args:
-            state: the fold, empty.
-            log: what verifies of the run's log; None until its broker answers.
-            raw: all of it, to look at what is left out.
+            log, raw: what verifies of the run's log, and all of it; None until its broker answers.
             refusal: why a record is left out; None: it is not.
-            pieces: token ids to the text of each, by the policy's tokenizer; None: none is at hand.
-            explain: an episode to what its calls are worth, by call, by the run's rules.
+            pieces: token ids to the text of each, by the policy's tokenizer, if one is at hand.
+            explain: an episode to what its calls are worth, by the run's rules.
         """
         self.about, self.topics, self.state = about, topics, state
         self.opened, self._raw, self.refusal = log, raw, refusal
@@ -139,7 +137,7 @@ class Board:
         self.index_progress: Progress | None = None
         """How far the index is filled; None before it is."""
         self.is_indexed = about.is_live
-        """Whether what the index lacks is not worth a word: of a run that has ended nothing, of a live one the last."""
+        """Whether the index lacks nothing, or of a live run the last."""
         self.index_path = Path(about.folder, "index.sqlite")
         self._clock = clock
         self._looked_at: float | None = None
