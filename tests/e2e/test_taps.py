@@ -102,7 +102,7 @@ class Tap:
     def end(self) -> None:
         """One Ctrl-C; it ends in order."""
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(20) == 0, self.err.read_text()
+        assert self.process.wait(90) == 0, self.err.read_text()
         assert "Traceback" not in self.err.read_text()
 
 
