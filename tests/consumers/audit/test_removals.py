@@ -33,9 +33,9 @@ from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, RollbackRequest, WeightRecord
 from tracegrad.schemas.topics import Topic
 
-UNTOLD = (Topic.OTLP_LOGS, Topic.PROCESS_STATUS, Topic.EPISODE_SCORES)
+UNTOLD = (Topic.OTLP_LOGS, Topic.PROCESS_STATUS, Topic.EPISODE_SCORES, Topic.ADVANTAGES)
 """What the first tell is no term of the account; reports of processes are best effort; nobody rates this run's
-(test_feedback.py)."""
+(test_feedback.py); advantages follow from what the account has."""
 
 
 @pytest.fixture(scope="module")
