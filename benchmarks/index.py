@@ -62,6 +62,7 @@ class MadeLog:
             Topic.TRANSITIONS: -(-num // _MEMBERS),
             Topic.TRAINING_STEPS: steps,
             Topic.WEIGHTS: 0,
+            Topic.ADVANTAGES: 0,
         }
         self._ends = {TOPICS.name(topic): end for topic, end in ends.items()}
 
