@@ -52,6 +52,8 @@ __all__ = ["PolicyLog"]
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 """A look at what has come waits so long when nothing has."""
+_AT_ONCE = 16
+"""Appends that wait for their acknowledgement: a record may have 32 MiB, and the writer's queue is bounded."""
 _PARTITION = 0
 """Of `weights`, `training_steps` and `advantages`, which have one: claims and manifests need one order."""
 
@@ -138,18 +140,17 @@ class PolicyLog:
         """Appends what the step makes of the returns of each of its groups; nothing is built on it, so one that is too
         large for the topic is left out."""
         append = partial(self._writer.append, self._topics.name(Topic.ADVANTAGES), key=policy_key(self._policy))
-        begun = []
+        begun: deque[Callable[[], None]] = deque()
         for group, calls in groups:
+            if len(begun) == _AT_ONCE:
+                begun.popleft()()
             record = GroupAdvantages(
                 run=step.run, policy=step.policy, step=step.step, epoch=step.epoch, group_id=group, calls=calls
             )
             whole = partial(append, value=ADVANTAGES.encode(record), partition=_PARTITION)
-            begun.append((group, whole, whole()))
-        for group, whole, waiting in begun:
-            try:
-                _appended(whole, waiting)
-            except RecordError as error:
-                _log.warning("the advantages of group %s are not told: %s", group, error)
+            begun.append(partial(_told, group, whole, whole()))
+        for told in begun:
+            told()
 
     def training_steps(self, newest: bytes) -> list[TrainingStep]:
         """The run's records up to this one, which is appended unless these very bytes are on the topic."""
@@ -234,6 +235,13 @@ class PolicyLog:
 
     def _set_aside(self, record: Record, error: RecordError) -> None:
         self._refused.append(Verdict(record, None, None, error.reason, str(error)))
+
+
+def _told(group: str, append: Callable[[], Future[Position]], begun: Future[Position]) -> None:
+    try:
+        _appended(append, begun)
+    except RecordError as error:
+        _log.warning("the advantages of group %s are not told: %s", group, error)
 
 
 def _appended(append: Callable[[], Future[Position]], begun: Future[Position] | None = None) -> Position:

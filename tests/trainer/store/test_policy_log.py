@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.consumers.audit.small_run import step
 from tests.memory_log import MemoryLog
 from tests.versions import RUN, claim, manifest
-from tracegrad.schemas.errors import FencedError, UnavailableError
+from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import LogWriter, Offsets
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.training import ADVANTAGES, CallAdvantage
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer.config import TrainerHandles
@@ -101,6 +103,22 @@ def test_append_that_a_replaced_producer_threw_away_is_made_again(
     log.fail_next(UnavailableError("purged"))
     owner.check()
     assert [record.value for record in log.records(TOPICS.name(Topic.DEAD_LETTERS))] == [b"garbage"]
+
+
+def test_advantages_are_told_once_a_group_and_those_that_do_not_fit_are_left_out(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many groups a step has; what a replaced client threw away is appended again."""
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    log.create_topic(TOPICS.name(Topic.ADVANTAGES), 1)
+    calls = (CallAdvantage(call_id="c", mean=0.5, low=0.0, high=1.0, num_tokens=2),)
+    log.fail_next(RecordError("too large", reason="too_large"))
+    log.fail_next(UnavailableError("purged"))
+    ownership(log).advantages(step(1), ((f"g{number}", calls) for number in range(40)))
+    told = [ADVANTAGES.decode(record.value) for record in log.records(TOPICS.name(Topic.ADVANTAGES))]
+    assert sorted(one.group_id for one in told) == sorted(f"g{number}" for number in range(1, 40))
+    assert {(one.step, one.epoch, one.calls) for one in told} == {(1, 1, calls)}
+    assert "the advantages of group g0 are not told: too large" in caplog.text
 
 
 def test_manifest_after_a_higher_claim_is_void_and_its_writer_stops(log: MemoryLog) -> None:
