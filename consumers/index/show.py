@@ -16,7 +16,7 @@ from tracegrad.schemas.text import one_line
 from .lineage import EpisodeLink, GroupLink, Lineage, StepLink, VersionLink
 from .subject import Kind
 
-__all__ = ["episode_lines", "lineage_lines"]
+__all__ = ["episode_lines", "lineage_lines", "time_text"]
 
 _HEADS = (
     "episode",
@@ -52,7 +52,7 @@ def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
     trained = "" if facts["step"] is None else f"step {facts['step']}"
     row = (
         facts["episode"],
-        _time(facts["at_ms"]),
+        time_text(facts["at_ms"]),
         facts["task"] or "",
         ", ".join(facts["agents"]),
         facts["state"],
@@ -104,7 +104,7 @@ def _version_line(link: VersionLink) -> str:
         "rollback": f"a rollback, the content of version {link.base_version}",
         "start": "the model that the run began with",
     }
-    return f"version {link.version} ({link.label}), {_time(link.at_ms)}: {of[link.made_by]}"
+    return f"version {link.version} ({link.label}), {time_text(link.at_ms)}: {of[link.made_by]}"
 
 
 def _step_line(link: StepLink) -> str:
@@ -113,7 +113,7 @@ def _step_line(link: StepLink) -> str:
         f", left out: {len(link.excluded)} ({', '.join(sorted(set(link.excluded.values())))})" if link.excluded else ""
     )
     return (
-        f"step {link.step} (epoch {link.epoch}), {_time(link.at_ms)}: transitions/0 [{link.begin}, {link.next}), "
+        f"step {link.step} (epoch {link.epoch}), {time_text(link.at_ms)}: transitions/0 [{link.begin}, {link.next}), "
         f"groups trained: {link.num_trained}{left_out}{reward}"
         + (f" -> version {link.version}" if link.version is not None else ", no version of its own")
     )
@@ -152,7 +152,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _time(at_ms: int) -> str:
+def time_text(at_ms: float) -> str:
+    """A time, UTC."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):

@@ -6,7 +6,6 @@ model lacks is an error.
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tracegrad.schemas.text import printable
+
+from ..index.show import time_text
 
 __all__ = ["STATIC", "render"]
 
@@ -36,7 +37,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_seen,
     )
-    environment.filters |= {"num": _num, "count": _count, "short": _short, "when": _when}
+    environment.filters |= {"num": _num, "count": _count, "short": _short, "when": time_text}
     environment.globals["asset"] = _asset
     return environment
 
@@ -50,14 +51,6 @@ def _seen(value: Any) -> Any:
 def _short(value: float | None) -> str:
     """A number in as few digits as tell it, or a dash."""
     return "-" if value is None else f"{value:.4g}"
-
-
-def _when(at_ms: float) -> str:
-    """A time, UTC."""
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return "?"
 
 
 def _num(value: float | None, digits: int = 3) -> str:

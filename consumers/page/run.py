@@ -9,10 +9,12 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from tracegrad.schemas.topics import Stage, Topic
+import msgspec
+
+from tracegrad.schemas.topics import Topic
 
 from ..views.held_out import HeldOut, held_out_of, held_out_text
-from ..views.now import Now, open_of, slots_of, trouble_of, waiting_text
+from ..views.now import Now, now_in, waiting_text
 from .board import Ask, Board
 from .charts import Charts, alarm_spells, charts_of
 from .episodes.learned import learned_of
@@ -56,25 +58,16 @@ def numbers(board: Board, ask: Ask) -> Charts:
 
 
 def now_of(board: Board) -> Now:
-    """The run at this moment; the caller holds the lock."""
-    state, about = board.state, board.about
-    step = state.newest_step.step if state.newest_step else 0
-    reports = state.reports.values()
-    return Now(
+    """The run at this moment, with what the board knows beside its state; the caller holds the lock."""
+    about = board.about
+    told = now_in(board.state, steps=about.steps, groups_per_step=about.groups_per_step, concurrency=about.concurrency)
+    return msgspec.structs.replace(
+        told,
         is_live=about.is_live,
-        step=step,
-        steps=about.steps,
         num_running=len(board.running),
-        concurrency=about.concurrency,
-        num_open_episodes=open_of(reports, Stage.ASSEMBLE.value),
-        num_open_groups=open_of(reports, Stage.CREDIT.value),
         num_waiting_groups=_waiting_groups(board),
-        groups_per_step=about.groups_per_step,
         lag=sum(sum(count.lag.values()) for count in board.counts.values()) if board.counts else None,
-        trouble=trouble_of(state.supervised.values()),
-        is_served=bool(board.serving) or step > 0,
-        held_out=_pass_under_way(board),
-        slots=slots_of(reports),
+        is_served=bool(board.serving) or told.step > 0,
     )
 
 
@@ -82,12 +75,6 @@ def _passes(board: Board) -> list[HeldOut]:
     """With a score, in order."""
     by_number = board.state.held_out.by_number
     return [one for number in sorted(by_number) if (one := held_out_of(by_number[number])) is not None]
-
-
-def _pass_under_way(board: Board) -> str:
-    by_number = board.state.held_out.by_number
-    newest = by_number[max(by_number)] if by_number else None
-    return f"{newest.num_tasks} tasks" if newest is not None and newest.score is None else ""
 
 
 def _waiting_groups(board: Board) -> int | None:

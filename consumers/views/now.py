@@ -71,8 +71,15 @@ def now_in(state: RunState, *, steps: int | None, groups_per_step: int, concurre
         groups_per_step=groups_per_step,
         trouble=trouble_of(state.supervised.values()),
         is_served=state.first_ack is not None or step > 0,
+        held_out=_pass_under_way(state),
         slots=slots_of(reports),
     )
+
+
+def _pass_under_way(state: RunState) -> str:
+    by_number = state.held_out.by_number
+    newest = by_number[max(by_number)] if by_number else None
+    return f"{newest.num_tasks} tasks" if newest is not None and newest.score is None else ""
 
 
 def slots_of(reports: Iterable[ProcessReport]) -> tuple[int, int] | None:

@@ -63,6 +63,16 @@ def test_what_a_run_waits_for_is_said_when_it_changed_and_at_most_each_second() 
     assert out.getvalue() == ""
 
 
+def test_the_held_out_pass_that_is_under_way_is_known_until_its_score() -> None:
+    """Training waits for the first one."""
+    state, name = new_state(), TOPICS.name(Topic.WEIGHTS)
+    seen = []
+    for offset, word in enumerate((held_out(0, step=0), held_out(0, 0.0, version=0, step=0))):
+        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=WEIGHTS.encode(word)), 0.0)
+        seen.append(now_in(state, steps=2, groups_per_step=1, concurrency=4).held_out)
+    assert seen == [f"{held_out(0, step=0).num_tasks} tasks", ""]
+
+
 def test_who_begins_to_read_in_the_midst_is_told_of_the_passes_from_there_on() -> None:
     """As `up` does when its run is started again: of one that had begun its score, and then the next ones."""
     lines, state, name = StepLines(), new_state(), TOPICS.name(Topic.WEIGHTS)
