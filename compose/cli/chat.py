@@ -15,7 +15,7 @@ import typer
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunDirOption, RunsDirOption, echo, find_run
+from .common import RUNS, JsonFlag, RunArgument, RunDirOption, RunsDirOption, echo, find_run
 
 if TYPE_CHECKING:
     from ..chat.talk import Side
@@ -24,7 +24,7 @@ __all__ = ["chat"]
 
 
 def chat(
-    run: Annotated[str | None, typer.Argument(help="The run's name or folder; else the newest.")] = None,
+    run: RunArgument = None,
     question: Annotated[str | None, typer.Argument(help="Ask this and end; else ask until Ctrl-D.")] = None,
     version: Annotated[
         int | None, typer.Option(min=0, help="This one; else the best of the held-out passes.", show_default=False)

@@ -28,6 +28,7 @@ __all__ = [
     "RUNS",
     "JsonFlag",
     "LogFormatOption",
+    "RunArgument",
     "RunDirOption",
     "RunOption",
     "RunsDirOption",
@@ -35,6 +36,7 @@ __all__ = [
     "find_run",
     "help_of",
     "load_settings",
+    "one_run",
     "reachable_log",
 ]
 
@@ -51,6 +53,9 @@ def help_of(path: str) -> str:
     return record.docs()[key].replace("[", r"\[")
 
 
+RunArgument = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="The run's name or folder; else the newest.", show_default=False)
+]
 RunOption = Annotated[str | None, typer.Option("--run", help=help_of("run"), show_default=False)]
 RunDirOption = Annotated[
     Path | None,
@@ -81,6 +86,13 @@ def find_run(run: str | None, run_dir: Path | None, runs_dir: Path) -> Wiring:
             )
         run_dir = found[-1].parent
     return Wiring(RunDir.open(run_dir))
+
+
+def one_run(named: str | None, run: str | None) -> str | None:
+    """The run that an argument or `--run` names. Raises ConfigurationError where they differ."""
+    if None not in (named, run) and named != run:
+        raise ConfigurationError(f"--run {run}: {named} is named too; leave one of them out")
+    return named or run
 
 
 def load_settings(file: Path | None, flags: Mapping[str, Any], *, for_training: bool) -> RunSettings:

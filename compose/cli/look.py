@@ -28,12 +28,24 @@ from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, reachable_log
+from .common import (
+    RUNS,
+    JsonFlag,
+    RunArgument,
+    RunDirOption,
+    RunOption,
+    RunsDirOption,
+    echo,
+    find_run,
+    one_run,
+    reachable_log,
+)
 
 __all__ = ["audit", "status", "tail"]
 
 
 def status(
+    named: RunArgument = None,
     run: RunOption = None,
     run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
@@ -46,9 +58,9 @@ def status(
 
     On a terminal a row a process. Exit status 1 when nothing runs.
 
-    Example: tracegrad status --json
+    Example: tracegrad status mine --json
     """
-    wiring = find_run(run, run_dir, runs_dir)
+    wiring = find_run(one_run(named, run), run_dir, runs_dir)
     folder = wiring.run_dir
     is_running = folder.is_locked()
     outcome = None if is_running else folder.outcome
@@ -198,18 +210,22 @@ def _records(log: Log, name: str, from_: str, *, must_wait: bool) -> Generator[R
 
 
 def audit(
-    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False
+    named: RunArgument = None,
+    run: RunOption = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = RUNS,
+    as_json: JsonFlag = False,
 ) -> None:
     """Recompute from the topics what became of every call, episode, group and piece of feedback; name what
     is missing.
 
     Exit status 1 when an id is in no term.
 
-    Example: tracegrad audit --run mine
+    Example: tracegrad audit mine
     """
     from ..run.report import account, report_lines
 
-    wiring = find_run(run, run_dir, runs_dir)
+    wiring = find_run(one_run(named, run), run_dir, runs_dir)
     if (made := wiring.run_dir.replayed) is not None:
         raise ConfigurationError(
             f"expected a run with raw records, got {wiring.record.name}, which replays {made.source}: audit that one, "

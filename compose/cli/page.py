@@ -14,13 +14,13 @@ from tracegrad.schemas.errors import ConfigurationError
 
 from ..local_kafka.node import free_port, is_free
 from ..run.wiring import Wiring, port_of
-from .common import RUNS, RunDirOption, RunsDirOption, echo, find_run, reachable_log
+from .common import RUNS, RunArgument, RunDirOption, RunsDirOption, echo, find_run, reachable_log
 
 __all__ = ["page"]
 
 
 def page(
-    run: Annotated[str | None, typer.Argument(help="The run's name; else the newest.", show_default=False)] = None,
+    run: RunArgument = None,
     port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Else a free one.", show_default=False)] = None,
     export: Annotated[
         tuple[str, Path] | None,
