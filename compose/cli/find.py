@@ -73,7 +73,7 @@ def episodes(
         limit=limit or None,
     )
     check_window(question.begin_ms, question.end_ms)
-    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=False, tell=_teller()) as index:
+    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=False, tell=_teller(), say=_say) as index:
         _tell_unread(index)
         if only_count:
             found = count(index.connection, question)
@@ -100,7 +100,7 @@ def lineage(
     """
     from ..history.index import indexed
 
-    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=True, tell=_teller()) as index:
+    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=True, tell=_teller(), say=_say) as index:
         _tell_unread(index)
         found = _trace(index, asked, kind)
     echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lineage_lines(found)))
@@ -135,6 +135,10 @@ def _tell_unread(index: Indexed) -> None:
     if told := unread(index.connection):
         words = ", ".join(f"{num} of {what}" for what, num in told.items())
         echo(f"tracegrad: records that cannot be read are left out: {words}", is_error=True)
+
+
+def _say(why: str) -> None:
+    echo(f"tracegrad: {why}", is_error=True)
 
 
 def _teller() -> Callable[[Progress], None]:

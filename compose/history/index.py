@@ -23,7 +23,7 @@ from tracegrad.schemas.topics import Topic
 
 from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
-from .broker import open_broker
+from .broker import is_opened, open_broker
 
 __all__ = ["Indexed", "indexed", "is_current", "mark_current", "sizes_of"]
 
@@ -44,12 +44,16 @@ class Indexed(NamedTuple):
 
 @contextmanager
 def indexed(
-    run_dir: RunDir, *, needs_log: bool, tell: Callable[[Progress], None] = lambda progress: None
+    run_dir: RunDir,
+    *,
+    needs_log: bool,
+    tell: Callable[[Progress], None] = lambda progress: None,
+    say: Callable[[str], None] = lambda why: None,
 ) -> Iterator[Indexed]:
-    """The index of a run. Blocks until it is up to date."""
+    """The index of a run. Blocks until it is up to date; `say` hears why, where another reader is waited for."""
     path = run_dir.path / "index.sqlite"
     try:
-        with _indexed(run_dir, path, needs_log=needs_log, tell=tell) as found:
+        with _indexed(run_dir, path, needs_log=needs_log, tell=tell, say=say) as found:
             yield found
     except sqlite3.DatabaseError as error:
         # Behind the first page damage shows itself to the question that comes upon it, perhaps amid an answer.
@@ -62,12 +66,16 @@ def indexed(
 
 
 @contextmanager
-def _indexed(run_dir: RunDir, path: Path, *, needs_log: bool, tell: Callable[[Progress], None]) -> Iterator[Indexed]:
+def _indexed(
+    run_dir: RunDir, path: Path, *, needs_log: bool, tell: Callable[[Progress], None], say: Callable[[str], None]
+) -> Iterator[Indexed]:
     with closing(open_index(path)) as connection:
         has_ended = run_dir.settings.kafka.bootstrap_servers is None and not run_dir.is_locked()
         if has_ended and not needs_log and read_mark(connection) == _mark(run_dir):
             yield Indexed(connection, Wiring(run_dir), None)
             return
+        if has_ended and is_opened(run_dir):
+            say(f"another command reads run {run_dir.record.name}; its end is waited for, {_WAIT_S:g} s at most")
         with open_broker(run_dir, wait_s=_WAIT_S) as servers:
             wiring = Wiring(run_dir, bootstrap_servers=servers)
             log = wiring.log(is_history=True)

@@ -18,6 +18,7 @@ from tracegrad.compose.cli import app
 from tracegrad.compose.history import index as opened
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.compose.run.pipeline import prepare_run, prepare_topics
+from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
@@ -80,6 +81,15 @@ def test_the_broker_of_a_run_that_ended_is_opened_for_news_only(runs: Runs, caps
     assert runs.num_opened == 2
     runs.say(capsys, "lineage", "2")
     assert runs.num_opened == 3
+
+
+def test_who_waits_for_another_reader_is_told(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be a page that stays open; what the index knows already waits for nobody."""
+    with RunDir.open(runs.path / "test").lock("reader"):
+        app(["episodes", "--count", "--runs-dir", str(runs.path)], standalone_mode=False)
+        assert "another command reads run test; its end is waited for" in capsys.readouterr().err
+        app(["episodes", "--count", "--runs-dir", str(runs.path)], standalone_mode=False)
+        assert capsys.readouterr().err == ""
 
 
 def test_lineage_goes_both_ways(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
