@@ -19,6 +19,7 @@ from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetS
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
+from tracegrad.schemas.beat import waiting
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 from tracegrad.schemas.retry import retry
@@ -37,6 +38,8 @@ _TIMEOUT_S = 15.0
 _UNKNOWN_S = 15.0
 """How long a topic may be unknown to the broker that is asked: it was made a moment ago, or the broker has just come
 back. Past it a whole run ends."""
+_ELECTING_S = 10.0
+"""How long a leader may be looked for before a person is told: each start of a run makes topics, on a busy machine."""
 
 
 _UNANSWERED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
@@ -63,7 +66,7 @@ def checked(where: TopicPartition, wanted: int, kept: Offsets) -> int:
 
 def _patiently(ask: Callable[[], T]) -> T:
     """Asks again while the cluster finds its leaders: after a topic is made, or a broker comes back."""
-    return retry(ask, doing="asking Kafka", patience_s=_TIMEOUT_S, first_s=0.05, max_s=0.5)
+    return retry(ask, doing="asking Kafka", patience_s=_TIMEOUT_S, first_s=0.05, max_s=0.5, quiet_s=_ELECTING_S)
 
 
 def _raise_first(answer: Iterable[confluent_kafka.TopicPartition], doing: str) -> None:
@@ -85,12 +88,15 @@ class KafkaAdmin:
             return AdminClient(dict(self._base), error_cb=log_error)
 
     @contextlib.contextmanager
-    def _asking(self, doing: str) -> Iterator[AdminClient]:
-        """The client, for one question. Without an answer in time another takes its place: it may have lost the cluster
-        for good (contact.py; nobody serves the callbacks of this one)."""
+    def _asking(self, doing: str) -> Iterator[None]:
+        """Around one question to `_client`. Without an answer in time another takes its place: it may have lost the
+        cluster for good (contact.py; nobody serves the callbacks of this one). No frame of ours keeps the client:
+        it would live as long as the error, which a thread of the client's may hold longest, and librdkafka aborts a
+        process in which that thread ends it."""
+        waiting(doing)
         try:
             with boundary(doing):
-                yield self._client
+                yield
         except UnavailableError as error:
             if isinstance(cause := error.__cause__, TimeoutError) or (
                 isinstance(cause, KafkaException) and cause.args[0].code() in _UNANSWERED
@@ -110,8 +116,8 @@ class KafkaAdmin:
         """Partitions of each topic, or of all. Raises ConfigurationError for a topic that stays unknown."""
 
         def ask() -> dict[str, int]:
-            with self._asking("list topics") as client:
-                found = client.list_topics(timeout=_TIMEOUT_S).topics
+            with self._asking("list topics"):
+                found = self._client.list_topics(timeout=_TIMEOUT_S).topics
             counts = {name: len(topic.partitions) for name, topic in found.items() if topic.partitions}
             return counts if topics is None else {name: counts[name] for name in topics}
 
@@ -127,8 +133,8 @@ class KafkaAdmin:
         """Kafka's id of a topic, in base64; empty on a cluster without ids. ConfigurationError for none."""
 
         def ask() -> str:
-            with self._asking(f"describe topic {topic!r}") as client:
-                answer = client.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)
+            with self._asking(f"describe topic {topic!r}"):
+                answer = self._client.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)
                 found = str(answer[topic].result(_TIMEOUT_S).topic_id)
             return "" if found == _NO_ID else found
 
@@ -141,8 +147,8 @@ class KafkaAdmin:
         wanted = {name: ConfigResource(ResourceType.TOPIC, name) for name in topics}
 
         def ask() -> dict[str, dict[str, str]]:
-            with self._asking("describe the settings of topics") as client:
-                answer = client.describe_configs([*wanted.values()], request_timeout=_TIMEOUT_S)
+            with self._asking("describe the settings of topics"):
+                answer = self._client.describe_configs([*wanted.values()], request_timeout=_TIMEOUT_S)
                 found = {}
                 for name, resource in wanted.items():
                     try:
@@ -164,8 +170,8 @@ class KafkaAdmin:
         existed: set[str] = set()
 
         def create() -> None:
-            with self._asking("create topics") as client:
-                futures = client.create_topics(
+            with self._asking("create topics"):
+                futures = self._client.create_topics(
                     list(left.values()), operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S
                 )
                 failed = None
@@ -214,9 +220,9 @@ class KafkaAdmin:
     def _list_offsets(
         self, wanted: Collection[TopicPartition], spec: OffsetSpec, *, least: int = 0
     ) -> dict[TopicPartition, int]:
-        with self._asking("list offsets") as client:
+        with self._asking("list offsets"):
             request = {partition_of(where): spec for where in wanted}
-            futures = client.list_offsets(request, request_timeout=_TIMEOUT_S)
+            futures = self._client.list_offsets(request, request_timeout=_TIMEOUT_S)
             found = {
                 TopicPartition(partition.topic, partition.partition): future.result(_TIMEOUT_S).offset
                 for partition, future in futures.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -30,11 +32,13 @@ def answering(said: Iterable[int]) -> Callable[..., object]:
     return list_offsets
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, said: Iterable[int]) -> dict[TopicPartition, Offsets]:
+def asked(
+    monkeypatch: pytest.MonkeyPatch, said: Iterable[int], patience_s: float = 0.2
+) -> dict[TopicPartition, Offsets]:
     """The offsets that an admin tells of one partition."""
     client = SimpleNamespace(list_offsets=answering(said))
     monkeypatch.setattr(admin_module, "AdminClient", lambda *_, **__: client)
-    monkeypatch.setattr(admin_module, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(admin_module, "_TIMEOUT_S", patience_s)
     return KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}).offsets([WHERE])
 
 
@@ -47,3 +51,23 @@ def test_a_broker_that_never_says_it_is_away(monkeypatch: pytest.MonkeyPatch) ->
     """Not a log without records."""
     with pytest.raises(UnavailableError, match=r"run\.episodes.*-1001"):
         asked(monkeypatch, [INVALID] * 1000)
+
+
+@pytest.mark.parametrize(("took_s", "told"), [pytest.param(3.0, 0, id="soon"), pytest.param(11.0, 1, id="late")])
+def test_a_leader_that_is_found_within_seconds_is_no_news(
+    took_s: float, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first lines of a start on a busy machine are not to tell of an error that mends itself."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def said() -> Iterable[int]:
+        yield 0
+        yield INVALID
+        now[0] += took_s
+        yield INVALID
+        yield 24
+
+    with caplog.at_level(logging.WARNING):
+        assert asked(monkeypatch, said(), patience_s=15.0) == {WHERE: Offsets(0, 24)}
+    assert len(caplog.records) == told

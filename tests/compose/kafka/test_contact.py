@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +24,29 @@ from tracegrad.compose.kafka.contact import Contact
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.reader import TailReader
 from tracegrad.compose.kafka.writer import KafkaWriter
+from tracegrad.schemas.beat import Beat, kept
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import LogReader, TopicPartition
 
 ALONE = '{"brokers": {"GroupCoordinator": {"source": "logical", "state": "INIT"}}}'
+ASKING = """
+import threading, time
+from tracegrad.compose.kafka import admin as kafka_admin
+from tracegrad.compose.kafka.client_settings import shared_settings
+
+kafka_admin._TIMEOUT_S = kafka_admin._UNKNOWN_S = 0.05
+admin, end = kafka_admin.KafkaAdmin(shared_settings("127.0.0.1:1", {})), time.monotonic() + 5.0
+
+def ask():
+    while time.monotonic() < end:
+        try:
+            admin.topic_id("topic")
+        except kafka_admin.UnavailableError:
+            pass
+
+for asking in [threading.Thread(target=ask) for _ in range(8)]:
+    asking.start()
+"""
 AWAY = '{"brokers": {"127.0.0.1:9/bootstrap": {"source": "configured", "state": "DOWN"}}}'
 
 
@@ -121,3 +144,42 @@ def test_an_admin_client_that_got_no_answer_is_replaced(error: Exception, monkey
     failures.append(error)
     assert admin.create_topics([NewTopic("topic")]) == set()
     assert len(clients) == 3
+
+
+def test_a_replaced_admin_client_is_gone_at_once_whoever_holds_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the client's may hold the error longest: a client that ended with it there would abort the process,
+    as librdkafka wants to be ended by none of its own threads. (To list topics is asked in none.)"""
+    monkeypatch.setattr(kafka_admin, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(kafka_admin, "_UNKNOWN_S", 0.0)
+    admin = KafkaAdmin(shared_settings("127.0.0.1:1", {}))
+    asked = (
+        lambda: admin.topic_id("t"),
+        lambda: admin.topic_settings(["t"]),
+        lambda: admin.create_topics([NewTopic("t", 1, 1)]),
+        lambda: admin.offsets([TopicPartition("t", 0)]),
+    )
+    gc.disable()
+    try:
+        for ask in asked:
+            first = weakref.ref(admin._client)
+            with pytest.raises(UnavailableError) as error:
+                ask()
+            assert first() is None, f"held by {error.value!r}"
+    finally:
+        gc.enable()
+
+
+def test_many_questions_without_an_answer_abort_no_process() -> None:
+    """Hundreds of clients are replaced while others' questions wait."""
+    asked = subprocess.run([sys.executable, "-c", ASKING], capture_output=True, text=True, timeout=60)
+    assert asked.returncode == 0, asked.stderr[-2000:]
+
+
+def test_each_question_gives_a_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several in a row, each bounded, are together longer than a process may be silent."""
+    monkeypatch.setattr(kafka_admin, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(kafka_admin, "_UNKNOWN_S", 0.0)
+    beats: list[Beat] = []
+    with kept(beats.append), pytest.raises(UnavailableError):
+        KafkaAdmin(shared_settings("127.0.0.1:1", {})).topic_id("topic")
+    assert "describe topic 'topic'" in [beat.doing for beat in beats]
