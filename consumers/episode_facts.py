@@ -87,11 +87,16 @@ FIELDS = {
     "first_version": Field(Kind.NUMBER, "the oldest one"),
     "final": Field(Kind.FLAG, "its rollout counts by it; no: a later attempt followed"),
     "captured": Field(Kind.FLAG, "of an agent that no runner started"),
+    "rated": Field(Kind.NUMBER, "pieces of feedback that came behind its close, and counted"),
     "step": Field(Kind.NUMBER, "the step that trained it"),
-    "excluded": Field(Kind.TEXT, "why it trained nothing; none: it trained, waits, or is held out"),
+    "excluded": Field(
+        Kind.TEXT,
+        "why it trained nothing; none: it trained, waits, or is held out; of a conversation `unscored`, "
+        "until what was said of it counts",
+    ),
 }
 """By name, in the order in which they are told."""
-SETTLED = ("step", "excluded")
+SETTLED = ("rated", "step", "excluded")
 """What the index alone knows: no record of an episode tells it."""
 BEFORE = (
     "task", "group", "conversation", "policy", "purpose", "service", "agent", "first_version", "captured", "attempt",
@@ -173,7 +178,7 @@ class SpanRange(NamedTuple):
 
 
 class EpisodeFacts(NamedTuple):
-    """One record of `episodes`. What no record of it alone tells, its step and why it trained nothing, is not here."""
+    """One record of `episodes`. What no record of it alone tells, SETTLED, is not here."""
 
     episode: str
     group: str

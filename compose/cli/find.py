@@ -16,7 +16,7 @@ from tracegrad.consumers.index.show import episode_lines, lineage_lines
 from tracegrad.consumers.index.subject import Kind, taken_for
 from tracegrad.schemas.log.where import parse
 
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, tell_wait
 from .replay import check_window, moment_ms
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def episodes(
         limit=limit or None,
     )
     check_window(question.begin_ms, question.end_ms)
-    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=False, tell=_teller(), say=_say) as index:
+    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=False, tell=_teller(), say=tell_wait) as index:
         _tell_unread(index)
         if only_count:
             found = count(index.connection, question)
@@ -100,7 +100,7 @@ def lineage(
     """
     from ..history.index import indexed
 
-    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=True, tell=_teller(), say=_say) as index:
+    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=True, tell=_teller(), say=tell_wait) as index:
         _tell_unread(index)
         found = _trace(index, asked, kind)
     echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lineage_lines(found)))
@@ -135,10 +135,6 @@ def _tell_unread(index: Indexed) -> None:
     if told := unread(index.connection):
         words = ", ".join(f"{num} of {what}" for what, num in told.items())
         echo(f"tracegrad: records that cannot be read are left out: {words}", is_error=True)
-
-
-def _say(why: str) -> None:
-    echo(f"tracegrad: {why}", is_error=True)
 
 
 def _teller() -> Callable[[Progress], None]:

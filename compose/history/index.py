@@ -11,24 +11,20 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from tracegrad.consumers.index.build import INDEXED, Progress, catch_up
-from tracegrad.consumers.index.schema import is_damage, open_index, read_mark, remove, write_mark
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.consumers.index.schema import open_index, read_mark, write_mark
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.topics import Topic
 
 from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
-from .broker import is_opened, open_broker
+from .broker import WAIT_S, open_broker
 
 __all__ = ["Indexed", "indexed", "is_current", "mark_current", "sizes_of"]
 
-_WAIT_S = 120.0
-"""For another command that has opened the same broker."""
 _PATIENCE_S = 30.0
 """For a broker that is away: somebody waits for the answer."""
 
@@ -50,33 +46,13 @@ def indexed(
     tell: Callable[[Progress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda why: None,
 ) -> Iterator[Indexed]:
-    """The index of a run. Blocks until it is up to date; `say` hears why, where another reader is waited for."""
-    path = run_dir.path / "index.sqlite"
-    try:
-        with _indexed(run_dir, path, needs_log=needs_log, tell=tell, say=say) as found:
-            yield found
-    except sqlite3.DatabaseError as error:
-        # Behind the first page damage shows itself to the question that comes upon it, perhaps amid an answer.
-        if not is_damage(error):
-            raise
-        remove(path)
-        raise UnavailableError(
-            f"{path} was damaged ({error}) and is removed; ask again, which makes it anew"
-        ) from error
-
-
-@contextmanager
-def _indexed(
-    run_dir: RunDir, path: Path, *, needs_log: bool, tell: Callable[[Progress], None], say: Callable[[str], None]
-) -> Iterator[Indexed]:
-    with closing(open_index(path)) as connection:
+    """The index of a run. Blocks until it is up to date; `say` hears what is waited for."""
+    with open_index(run_dir.path / "index.sqlite") as connection:
         has_ended = run_dir.settings.kafka.bootstrap_servers is None and not run_dir.is_locked()
         if has_ended and not needs_log and read_mark(connection) == _mark(run_dir):
             yield Indexed(connection, Wiring(run_dir), None)
             return
-        if has_ended and is_opened(run_dir):
-            say(f"another command reads run {run_dir.record.name}; its end is waited for, {_WAIT_S:g} s at most")
-        with open_broker(run_dir, wait_s=_WAIT_S) as servers:
+        with open_broker(run_dir, wait_s=WAIT_S, say=say) as servers:
             wiring = Wiring(run_dir, bootstrap_servers=servers)
             log = wiring.log(is_history=True)
             policy = wiring.settings.policy.name
@@ -91,13 +67,13 @@ def _indexed(
 
 def is_current(run_dir: RunDir) -> bool:
     """Whether the index of a run that has ended knows all that lies on its topics."""
-    with closing(open_index(run_dir.path / "index.sqlite")) as connection:
+    with open_index(run_dir.path / "index.sqlite") as connection:
         return read_mark(connection) == _mark(run_dir)
 
 
 def mark_current(run_dir: RunDir) -> None:
     """Says that it does, of a run that has ended."""
-    with closing(open_index(run_dir.path / "index.sqlite")) as connection:
+    with open_index(run_dir.path / "index.sqlite") as connection:
         write_mark(connection, _mark(run_dir))
 
 

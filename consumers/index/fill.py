@@ -20,7 +20,7 @@ from tracegrad.schemas.errors import UndecodableError
 from tracegrad.schemas.log.made_of import GroupMadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.codec import Codec
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.training import BELOW_BOUND, TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import summary_of
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, VersionManifest
 from tracegrad.schemas.topics import Topic
@@ -149,22 +149,23 @@ class Fill:
         made, body = made_of(record.headers, GroupMadeOf), record.value or b""
         if made is not None and body.count(_EXCLUDED) == body.count(_NOT_EXCLUDED) > 0:
             # Nothing is left out, as of most groups: to parse the schema takes as long as all else of its episodes.
-            self._place_group(made.group, record.offset, None)
+            self._place_group(made.group, record, made, None)
             return
         summary = summary_of(body)
         if summary is None:
             raise UndecodableError("expected a transitions/1 Arrow stream, got another")
-        if self._place_group(summary.group_id, record.offset, summary.excluded or None):
+        if self._place_group(summary.group_id, record, made, summary.excluded or None):
             left_out = [one for one in summary.members if one.excluded]
             words = (self._word("excluded", one.excluded) for one in left_out)
             rows = zip(map(attrgetter("episode_id"), left_out), words, strict=True)
             self._sql.executemany("INSERT OR REPLACE INTO members VALUES(?, ?)", rows)
 
-    def _place_group(self, group: str, offset: int, excluded: str | None) -> bool:
+    def _place_group(self, group: str, record: Record, made: GroupMadeOf | None, excluded: str | None) -> bool:
         """False: a record of it lies before this one."""
+        rated = sum(end - begin for ranges in made.feedback.values() for begin, end in ranges) if made else 0
         done = self._sql.execute(
-            'UPDATE groups SET "offset" = ?, excluded = ? WHERE n = ? AND "offset" IS NULL',
-            (offset, self._word("excluded", excluded), self._group(group)),
+            'UPDATE groups SET "offset" = ?, excluded = ?, rated = ? WHERE n = ? AND "offset" IS NULL',
+            (record.offset, self._word("excluded", excluded), rated or None, self._group(group)),
         )
         return done.rowcount > 0
 
@@ -192,6 +193,10 @@ class Fill:
             for group, reason in told.items():
                 row = (self._group(group), step.step, step.epoch, self._word("excluded", reason))
                 self._sql.execute("INSERT OR REPLACE INTO step_groups VALUES(?, ?, ?, ?)", row)
+            why = self._word("excluded", BELOW_BOUND) if step.below_bound else None
+            self._sql.executemany(
+                "INSERT OR IGNORE INTO members VALUES(?, ?)", ((id_, why) for id_ in step.below_bound)
+            )
 
     def _advantages(self, record: Record) -> None:
         told = _ADVANTAGES.decode(record.value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .query import Question, condition_of
@@ -43,12 +44,14 @@ class GroupFacts(NamedTuple):
     excluded: tuple[str, ...]
     """Why it, or some of its episodes, trained nothing; none: it trained, waits, or is held out."""
     is_captured: bool
+    rated: int
+    """Pieces of feedback behind its close."""
 
 
 _OF_GROUP = """
 SELECT COUNT(*), SUM(NOT final), MAX(CASE WHEN final THEN reward END), AVG(CASE WHEN final THEN reward END),
     MIN(CASE WHEN final THEN reward END), AVG(CASE WHEN final THEN paid END), SUM(tools), SUM(tools_failed),
-    SUM(tokens), MIN(first_version), MAX(version), MAX(step), MAX(captured)
+    SUM(tokens), MIN(first_version), MAX(version), MAX(step), MAX(captured), MAX(rated)
 FROM episodes e WHERE e."group" = ?
 """
 _WORDS = 'SELECT DISTINCT word FROM episodes e JOIN words w ON w.n = e.{} WHERE e."group" = ? ORDER BY word'
@@ -56,10 +59,19 @@ _NEWEST = 'NOT EXISTS(SELECT 1 FROM episodes x WHERE x."group" = o."group" AND (
 
 
 def groups_where(
-    connection: sqlite3.Connection, question: Question, *, before: tuple[int, int] | None = None, limit: int = 50
+    connection: sqlite3.Connection,
+    question: Question,
+    *,
+    before: tuple[int, int] | None = None,
+    limit: int = 50,
+    among: Sequence[str] | None = None,
 ) -> list[GroupFacts]:
-    """As many as `limit`; `before` is (at_ms, place) of the last one of the page before."""
+    """As many as `limit`; `before` is (at_ms, place) of the last one of the page before; `among`: ids of episodes, of
+    which one must fit."""
     condition, values, is_rare = condition_of(connection, question)
+    if among is not None:
+        condition, is_rare = f"e.id IN (SELECT value FROM json_each(?)) AND {condition}", True
+        values = [json.dumps(among), *values]
     # Of what is rare the groups are gathered first; of what is common few are looked at until the page is full.
     fits = (
         f'o."group" IN (SELECT e."group" FROM episodes e WHERE {condition})'
@@ -75,9 +87,9 @@ def groups_where(
 
 
 def _facts(connection: sqlite3.Connection, group: int, at_ms: int, place: int) -> GroupFacts:
-    num, superseded, best, mean, least, paid, tools, failed, tokens, first, last, step, captured = connection.execute(
-        _OF_GROUP, (group,)
-    ).fetchone()
+    num, superseded, best, mean, least, paid, tools, failed, tokens, first, last, step, captured, rated = (
+        connection.execute(_OF_GROUP, (group,)).fetchone()
+    )
     (id_,) = connection.execute("SELECT id FROM groups WHERE n = ?", (group,)).fetchone()
 
     def words(field: str) -> list[str]:
@@ -104,4 +116,5 @@ def _facts(connection: sqlite3.Connection, group: int, at_ms: int, place: int) -
         step=step,
         excluded=tuple(word for word in words("excluded") if word != "superseded"),
         is_captured=bool(captured),
+        rated=rated or 0,
     )

@@ -85,6 +85,7 @@ class EpisodeLink(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     step: int | None
     excluded: str | None
+    purpose: str | None = None
     calls: tuple[str, ...] = ()
     """Of its record."""
     made_of: dict[str, list[tuple[int, int]]] = {}
@@ -264,9 +265,10 @@ def _groups(connection: sqlite3.Connection, condition: str, *values: str | int) 
 def _episodes(connection: sqlite3.Connection, condition: str, *values: str | int) -> tuple[EpisodeLink, ...]:
     rows = connection.execute(
         'SELECT e.id, g.id, e.partition, e."offset", e.revision, (SELECT word FROM words WHERE n = e.state), '
-        "e.reward, e.step, (SELECT word FROM words WHERE n = e.excluded) FROM episodes e "
+        "e.reward, e.step, (SELECT word FROM words WHERE n = e.excluded), "
+        "(SELECT word FROM words WHERE n = e.purpose) FROM episodes e "
         f'JOIN groups g ON g.n = e."group" WHERE {condition} ORDER BY g."offset", e.id',
         values,
     )
-    names = ("episode", "group", "partition", "offset", "revision", "state", "reward", "step", "excluded")
+    names = ("episode", "group", "partition", "offset", "revision", "state", "reward", "step", "excluded", "purpose")
     return tuple(EpisodeLink(**dict(zip(names, row, strict=True))) for row in rows)

@@ -20,7 +20,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Kind, Term
 
 from ..episode_facts import FIELDS
-from .settle import INDEXED
+from .indexes import indexed, make_for
 
 __all__ = ["KINDS", "Question", "condition_of", "count", "find", "unread"]
 
@@ -121,7 +121,9 @@ def condition_of(
 
     SQLite knows no more of a term than how many values its column has; the one that it would choose may hold of all.
     """
-    sizes = [_size(connection, term) for term in question.terms]
+    make_for(connection, _asked(question))
+    known = indexed(connection)
+    sizes = [_size(connection, term, known) for term in question.terms]
     rarest = sizes.index(min(sizes)) if sizes and min(sizes) < _FEW else None
     if is_count and len(sizes) == 1:
         rarest = 0
@@ -137,9 +139,21 @@ def condition_of(
     return " AND ".join(conditions), values, rarest is not None
 
 
-def _size(connection: sqlite3.Connection, term: Term) -> int:
+def _asked(question: Question) -> set[str]:
+    """Facts that an index would help to find, or to put in order."""
+    name = question.order_by.lstrip("-")
+    ordered = {name} if name in FIELDS and name not in _WORDS else set[str]()
+    return (ordered | {term.field for term in question.terms if not _is_any_but(term)}) - set(_COLUMNS)
+
+
+def _is_any_but(term: Term) -> bool:
+    """Whether it holds of all but one value, for which no index is used."""
+    return term.op == "!=" and term.value is not None
+
+
+def _size(connection: sqlite3.Connection, term: Term, known: set[str]) -> int:
     """How many episodes it holds of; _FEW and more are one, and so is what no index tells."""
-    if term.field not in INDEXED or (term.op == "!=" and term.value is not None):
+    if term.field not in known or _is_any_but(term):
         return _FEW
     condition, values = _condition(term, "e.")
     rows = f"SELECT 1 FROM episodes e WHERE {condition} LIMIT {_FEW}"

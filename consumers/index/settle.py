@@ -1,7 +1,8 @@
-"""What no record of an episode alone tells: the step that trained it, or why it trained nothing.
+"""What no record of an episode alone tells: the step that trained it, or why it trained nothing; how often it was rated
+behind its close.
 
-In: an index whose tables were filled. Out: `episodes.step` and `episodes.excluded` of the groups that are `is_dirty`.
-Invariant: both are a function of the other tables, whatever the order in which these were filled; a settling that was
+In: an index whose tables were filled. Out: `episodes.step`, `.excluded`, `.rated` of the groups that are `is_dirty`.
+Invariant: all are a function of the other tables, whatever the order in which these were filled; a settling that was
 broken off goes on. The cause that is told: of an attempt that a later one followed, or whose group credit has not
 written, its own; else credit's for the member, credit's for the group, the trainer's for the group.
 """
@@ -13,30 +14,21 @@ from typing import NamedTuple
 
 from tracegrad.schemas.records.training import surviving_steps
 
-from .schema import transaction
+from .file import transaction
+from .indexes import make_by_group, make_first
 
-__all__ = ["INDEXED", "settle"]
+__all__ = ["settle"]
 
 _GROUPS = 2_000
 """Groups of a transaction."""
-_ORDERED = (
-    "step", "excluded", "reward", "task", "state", "agent", "agents", "tool", "tools_failed", "version",
-    "purpose",
-)  # fmt: skip
-INDEXED = ("episode", "group", *_ORDERED)
-"""Facts of which there is an index. Made when all has been read once: to fill them row by row takes longer than all
-else."""
-_INDEXES = {
-    "episodes_by_at": "episodes(at_ms)",
-    **{f"episodes_by_{name}": f"episodes({name}, at_ms)" for name in _ORDERED},
-}
 _SETTLE = """
 UPDATE episodes SET
     excluded = CASE WHEN f.is_out THEN f.reason ELSE own_excluded END,
-    step = CASE WHEN f.is_out AND f.reason IS NULL THEN f.step END
+    step = CASE WHEN f.is_out AND f.reason IS NULL THEN f.step END,
+    rated = f.rated
 FROM (
     SELECT e.n AS n, s.step AS step, g."offset" IS NOT NULL AND e.final AS is_out,
-        COALESCE(m.excluded, g.excluded, s.excluded) AS reason
+        COALESCE(m.excluded, g.excluded, s.excluded) AS reason, g.rated AS rated
     FROM groups g JOIN episodes e ON e."group" = g.n
     LEFT JOIN members m ON m.episode = e.id
     LEFT JOIN (
@@ -56,7 +48,7 @@ class _Step(NamedTuple):
 
 def settle(connection: sqlite3.Connection) -> None:
     """Brings them up to date; makes the indexes where they are not yet."""
-    connection.execute('CREATE INDEX IF NOT EXISTS episodes_by_group ON episodes("group")')
+    make_by_group(connection)
     with transaction(connection):
         _mark_standing(connection)
     while True:
@@ -69,8 +61,7 @@ def settle(connection: sqlite3.Connection) -> None:
             bounds = {"begin": found[0], "end": found[1]}
             connection.execute(_SETTLE, bounds)
             connection.execute("UPDATE groups SET is_dirty = 0 WHERE is_dirty AND n BETWEEN :begin AND :end", bounds)
-    for name, columns in _INDEXES.items():
-        connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
+    make_first(connection)
 
 
 def _mark_standing(connection: sqlite3.Connection) -> None:

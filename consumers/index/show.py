@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
+from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.text import one_line
 
 from .lineage import EpisodeLink, GroupLink, Lineage, StepLink, VersionLink
@@ -56,7 +57,7 @@ def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
         facts["task"] or "",
         ", ".join(facts["agents"]),
         facts["state"],
-        _number(facts["reward"]) or facts["unscored"] or "",
+        _number(facts["reward"]) or ("rated" if facts["rated"] else facts["unscored"]) or "",
         str(facts["calls"]),
         str(facts["tokens"]),
         f"{facts['tools']}{failed}",
@@ -95,7 +96,11 @@ def _episodes_lines(found: Lineage) -> Iterator[str]:
 def _why_none(found: Lineage) -> str:
     told = [*(group.excluded for group in found.groups), *(episode.excluded for episode in found.episodes)]
     reasons = {reason for reason in told if reason}
-    return f"left out, {', '.join(sorted(reasons))}" if reasons else "it waits, is held out, or its group is open"
+    if reasons:
+        return f"left out, {', '.join(sorted(reasons))}"
+    if found.episodes and all(one.purpose == Purpose.VALIDATION for one in found.episodes):
+        return "it is held out"
+    return "it waits for a step, or its group is open"
 
 
 def _version_line(link: VersionLink) -> str:

@@ -9,14 +9,30 @@ from typing import Any
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS
 from tracegrad.consumers.index.build import catch_up
+from tracegrad.consumers.index.file import connect
 from tracegrad.consumers.index.query import Question, find, unread
-from tracegrad.consumers.index.schema import open_index
+from tracegrad.consumers.index.schema import FORM
 from tracegrad.schemas.log.made_of import merged
+
+
+class Busy(sqlite3.Connection):
+    """Of two that change a new file's journal at once the one that is told, at once, that it is locked."""
+
+    num_left = 2
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        """As Connection.execute."""
+        if "journal_mode" in sql and self.num_left:
+            self.num_left -= 1
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise error
+        return super().execute(sql, *values)
 
 
 def index_of(log: MemoryLog, path: Path) -> sqlite3.Connection:
     """Brought up to date."""
-    connection = open_index(path / "index.sqlite")
+    connection = connect(path / "index.sqlite", FORM)
     catch_up(log, TOPICS, "policy", connection, patience_s=1.0)
     return connection
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -14,14 +13,15 @@ import msgspec
 import pytest
 
 from tests.consumers.audit.small_run import long_run, memory_log, small_run
-from tests.consumers.index.indexing import index_of, known
+from tests.consumers.index.indexing import Busy, index_of, known
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, rollout
 from tracegrad.consumers.index import build, settle
 from tracegrad.consumers.index.build import catch_up
+from tracegrad.consumers.index.file import connect, is_current
 from tracegrad.consumers.index.fill import Fill
 from tracegrad.consumers.index.query import Question, find, unread
-from tracegrad.consumers.index.schema import is_current, open_index
+from tracegrad.consumers.index.schema import FORM, open_index
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import EPISODES
@@ -140,13 +140,11 @@ def test_pieces_and_kills_give_what_one_go_gives(
 
 
 def _killed_while_built(log: MemoryLog, path: Path) -> bool:
-    connection = open_index(path / "index.sqlite")
-    try:
-        catch_up(log, TOPICS, "policy", connection, patience_s=1.0)
-    except _Killed:
-        return True
-    finally:
-        connection.close()
+    with open_index(path / "index.sqlite") as connection:
+        try:
+            catch_up(log, TOPICS, "policy", connection, patience_s=1.0)
+        except _Killed:
+            return True
     return False
 
 
@@ -291,38 +289,23 @@ def test_what_others_may_write_is_read_or_counted(run: list[Record], changes: di
     assert connection.execute("SELECT MAX(LENGTH(word)) FROM words").fetchone()[0] or 0 <= 200
 
 
-class _Busy(sqlite3.Connection):
-    """Of two that change a new file's journal at once the one that is told, at once, that it is locked."""
-
-    num_left = 2
-
-    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        """As Connection.execute."""
-        if "journal_mode" in sql and self.num_left:
-            self.num_left -= 1
-            error = sqlite3.OperationalError("database is locked")
-            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-            raise error
-        return super().execute(sql, *values)
-
-
 def test_who_opens_an_index_that_another_makes_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite itself waits for nobody there."""
-    monkeypatch.setattr("sqlite3.connect", partial(sqlite3.connect, factory=_Busy))
-    with closing(open_index(tmp_path / "index.sqlite")) as connection:
-        assert is_current(connection)
+    monkeypatch.setattr("sqlite3.connect", partial(sqlite3.connect, factory=Busy))
+    with open_index(tmp_path / "index.sqlite") as connection:
+        assert is_current(connection, FORM)
 
 
 def test_an_index_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     """With its path."""
     with pytest.raises(Exception, match=r"expected to open or make .*nowhere"):
-        open_index(tmp_path / "nowhere" / "index.sqlite")
+        connect(tmp_path / "nowhere" / "index.sqlite", FORM)
 
 
 def test_readers_are_not_held_up_by_a_builder(run: list[Record], tmp_path: Path) -> None:
     """Who asks while another builds sees the last transaction."""
     index_of(log_of(run), tmp_path).close()
-    builder, reader = (open_index(tmp_path / "index.sqlite") for _ in range(2))
+    builder, reader = (connect(tmp_path / "index.sqlite", FORM) for _ in range(2))
     builder.execute("BEGIN IMMEDIATE")
     builder.execute("DELETE FROM episodes")
     assert sum(1 for _ in find(reader, Question())) > 0

@@ -175,7 +175,9 @@ def test_a_captured_call_and_its_conversation_are_found(tmp_path: Path) -> None:
     (group,) = with_feedback(log, TOPICS, found.groups)
     assert group.feedback == {"rewards/0": [(0, 1)]}
     assert "  said behind its close rewards/0 [0]" in lineage_lines(msgspec.structs.replace(found, groups=(group,)))
-    assert [*lineage_lines(found)][-1] == "in no version: it waits, is held out, or its group is open"
+    assert [*lineage_lines(found)][-1] == "in no version: it waits for a step, or its group is open"
+    held_out = msgspec.structs.replace(episode, purpose="validation")
+    assert [*lineage_lines(msgspec.structs.replace(found, episodes=(held_out,)))][-1] == "in no version: it is held out"
 
 
 @pytest.mark.parametrize(
