@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from msgspec.structs import asdict, replace
 
-from tracegrad.schemas.records.training import StepResult, TrainingStep
+from tracegrad.schemas.records.training import BELOW_BOUND, StepResult, TrainingStep
 from tracegrad.schemas.records.transitions import MemberSummary
 
 from .algorithm.gae import explained_variance
@@ -41,6 +41,17 @@ def _reward_parts(groups: Sequence[Group], num_rollouts: int) -> dict[str, float
             for part in turn.reward_parts:
                 paid[part.rule].append(part.value)
     return {rule: math.fsum(values) / num_rollouts for rule, values in sorted(paid.items())}
+
+
+def _became(batch: Batch) -> dict[str, Any]:
+    """What became of the groups of the batch, and of the episodes of those that trained."""
+    members = (member for group in batch.groups for member in group.summary.members)
+    return {
+        "group_ids": batch.group_ids,
+        "excluded_ids": batch.excluded,
+        "below_bound": tuple(member.episode_id for member in members if member.excluded == BELOW_BOUND),
+        "taken_ids": batch.consumed,
+    }
 
 
 def _tool_success(members: Sequence[MemberSummary]) -> float | None:
@@ -122,9 +133,7 @@ def describe_step(
         begin_offset=batch.begin_offset,
         next_offset=batch.next_offset,
         batch_hash=batch.hash,
-        group_ids=batch.group_ids,
-        excluded_ids=batch.excluded,
-        taken_ids=batch.consumed,
+        **_became(batch),
         depends_on={**before.settings, **machine},
         accounting=account(before.accounting, batch),
         reward=math.fsum(rewards) / len(rewards) if rewards else None,

@@ -17,7 +17,7 @@ from tracegrad.schemas.text import one_line
 
 from ..files import write_atomically
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, load_settings, reachable_log
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, answering, echo, find_run, load_settings
 from .replay import From, Source, To, meant_history
 
 if TYPE_CHECKING:
@@ -46,11 +46,8 @@ def explain_episode(
     from tracegrad.streams.explain import explain
 
     from ..history.episodes import as_credited
-    from ..history.replay import opened
 
-    run_dir_of = find_run(run, run_dir, runs_dir).run_dir
-    with opened(run_dir_of) as wiring:
-        reachable_log(wiring)
+    with answering(find_run(run, run_dir, runs_dir)) as wiring:
         found, settings = as_credited(wiring, _find(wiring, episode)), wiring.settings
     calls = explain(found, settings.credit, settings.air)
     if as_json:
@@ -90,7 +87,7 @@ def _find(wiring: Wiring, wanted: str) -> Episode:
 
 @app.command("compare")
 def compare_rules(
-    a: Annotated[Path, typer.Argument(help="A TOML file: its [air] and [credit] count.")],
+    a: Annotated[Path, typer.Argument(help="A TOML file: its \\[air] and \\[credit] count.")],
     b: Annotated[Path, typer.Argument(help="Another.")],
     from_: From = "earliest",
     to: To = None,
@@ -110,7 +107,6 @@ def compare_rules(
     from tracegrad.streams.compare import Side, compare
 
     from ..history.episodes import episodes_of
-    from ..history.replay import opened
 
     form = _form(figure)
     meant = meant_history(from_, to, kafka, runs_dir)
@@ -119,8 +115,7 @@ def compare_rules(
         # Rules may lie alone in a file: no run comes of it, whose name it would have to tell.
         settings = load_settings(file, {"run": "compared"}, for_training=False)
         sides.append(Side(Rewarder(settings.air, Metrics()), settings.credit.resolve()))
-    with opened(meant.source.run_dir) as wiring:
-        reachable_log(wiring)
+    with answering(meant.source) as wiring:
         episodes = episodes_of(wiring, meant.begin_ms, meant.end_ms)
         found = compare((one for one in episodes if one.purpose is Purpose.TRAIN), sides[0], sides[1])
     if not found.num_groups:

@@ -19,11 +19,12 @@ from tracegrad.trainer.history.config import Mode
 
 from ..history.offsets_file import read_begins
 from ..history.options import DryRun, Only
+from ..printable_log import LogFormat
 from ..run.load import load_over
 from ..run.settings import RunSettings
 from ..run.show import choose_show
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunsDirOption, find_run, load_settings
+from .common import RUNS, JsonFlag, LogFormatOption, RunsDirOption, find_run, load_settings, log_as
 from .run import Set, set_flags
 
 __all__ = [
@@ -104,6 +105,7 @@ def replay(
     reclose: Reclose = False,
     dry_run: DryRunOption = None,
     as_json: JsonFlag = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Fold a run's past again into a new run, under the same rules or others; perhaps train on it.
@@ -113,6 +115,7 @@ def replay(
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
     """
+    log_as(log_format, into, "replay")
     meant = meant_history(from_, to, kafka, runs_dir, into, from_file, where)
     flags: dict[str, Any] = {"run": into, **set_flags(set_ or [])}
     of_source = meant.source.settings
@@ -139,6 +142,7 @@ def regrade(
     only: OnlyOption = None,
     dry_run: DryRunOption = None,
     as_json: JsonFlag = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Grade what a run's agents returned by another grader, into a new run; perhaps train on it.
@@ -147,8 +151,9 @@ def regrade(
 
     Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-strict --mode offline
     """
-    from ..history.regrade import file_digest
+    from ..history.request import code_digest
 
+    log_as(log_format, into, "regrade")
     meant = meant_history(from_, to, kafka, runs_dir, into, from_file, where)
     # Names that the source's grader had to give are not asked of another.
     flags: dict[str, Any] = {"run": into, "reward.names": '["reward"]', **set_flags(set_ or [])}
@@ -157,7 +162,7 @@ def regrade(
     settings = load_over(meant.source.settings, {**flags, "reward.grader": grader}, unused=_ASKED_NOTHING)
     assert settings.reward is not None and settings.reward.grader is not None
     asked = _Asked(where=where, rate=rate, dry_run=dry_run, only=only, mode=mode)
-    digest = file_digest(settings.reward.grader)
+    digest = code_digest(settings.reward.grader)
     _go(meant, asked, settings, runs_dir / into, as_json=as_json, grader=digest)
 
 

@@ -12,8 +12,8 @@ from tracegrad.consumers.history.choose import Window, chosen
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.made_of import GroupMadeOf, made_of, place_of
-from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, place_of
+from tracegrad.schemas.log.protocol import Position, TopicPartition
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.credit.again import rate_again
@@ -24,14 +24,22 @@ __all__ = ["as_credited", "episodes_of"]
 
 
 def episodes_of(source: Wiring, begin_ms: int | None = None, end_ms: int | None = None) -> Iterator[Episode]:
-    """Those of the groups that began within the window, as a replay would choose them. Blocks."""
+    """Those of the groups that began within the window, as a replay would choose them; of one that was written several
+    times the record that counts: of the greatest revision, the first. Blocks."""
     wanted = _chosen(source, begin_ms, end_ms)
-    for record in read_to_end(source.kafka(), source.topics.name(Topic.EPISODES)):
+    log, topic = source.log(is_history=True), source.topics.name(Topic.EPISODES)
+    counts: dict[str, tuple[int, Position]] = {}
+    for record in read_to_end(log, topic):
+        made = made_of(record.headers, MadeOf)
+        if made is not None and (made.id not in counts or counts[made.id][0] < made.revision):
+            counts[made.id] = made.revision, record.position
+    for record in read_to_end(log, topic):
         try:
             episode = EPISODES.decode(record.value)
         except RecordError:
             continue
-        if wanted is None or episode.episode_id in wanted:
+        _, place = counts.get(episode.episode_id, (0, record.position))
+        if place == record.position and (wanted is None or episode.episode_id in wanted):
             yield episode
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,7 +40,7 @@ from ..run.wiring import Wiring
 from .grades import Grade, Grades
 from .recorded_tasks import RecordedTasks
 
-__all__ = ["Regrader", "check_grader", "file_digest", "regrading"]
+__all__ = ["Regrader", "check_grader", "regrading"]
 
 _GRADES = "grades.jsonl"
 _WITHOUT = "without: "
@@ -127,10 +126,10 @@ class Regrader:
         return given, ""
 
     def _count(self, before: Episode, after: Episode) -> None:
-        if before.reward is not None:
-            self._before.add(before.reward)
         if after.reward is not None:
             self._after.add(after.reward)
+            if before.reward is not None:
+                self._before.add(before.reward)  # of those that have both, or the means are of different episodes
             self.counts["changed"] += before.reward != after.reward
             return
         told = f"{_WITHOUT}{after.unscored.partition(':')[0]}"
@@ -176,12 +175,6 @@ class _Mean:
     def mean(self) -> float:
         """0 of none."""
         return self._sum / self.num if self.num else 0.0
-
-
-def file_digest(grader: str) -> str:
-    """Of the grader's file and name: by it a regrade that goes on knows it again. What it imports is not looked at."""
-    file, _, name = grader.rpartition(":")
-    return hashlib.sha256(Path(file).read_bytes() + b"\0" + name.encode()).hexdigest()
 
 
 def check_grader(settings: RunSettings) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -50,7 +50,7 @@ from ..run.report import newest_folder
 from ..run.run_dir import RunDir, write_record
 from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
-from ..run.show import Show
+from ..run.show import Show, offer
 from ..run.wiring import Wiring, port_of
 from .broker import open_broker as _opened
 from .meant import counted, meant
@@ -58,7 +58,7 @@ from .regrade import check_grader, regrading
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
 from .vocabulary import check_vocabulary
 
-__all__ = ["opened", "replayed_settings", "run_replay"]
+__all__ = ["check_function", "opened", "replayed_settings", "run_replay"]
 
 _TRAINED = (Topic.WEIGHTS, Topic.TRAINING_STEPS)
 """What a run tells of its training."""
@@ -66,6 +66,9 @@ _PROBLEMS = (
     *(f"{kind.name}{{" for kind in (AIR_FUNCTION_FAILED, DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED)),
     AIR_PAYMENTS_LEFT_OUT.name,
 )
+_FUNCTION_FAILED = f"{AIR_FUNCTION_FAILED.name}{{"
+_ENOUGH = 20
+"""Episodes behind which a function that failed on each is not asked about the rest: each may take its time limit."""
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
@@ -108,6 +111,7 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
             status = supervise(Onlookers(into, show, watch_steps), history_specs(into), ends_with_jobs=True)
         if status == 0 and (folder := newest_folder(run_dir.weights)) is not None:
             show.result("model", {"folder": folder}, [f"model: {folder}"])
+            offer(show, run_dir.path, settings)
         return status
     finally:
         # Whatever was raised, the terminal gets its cursor back.
@@ -121,7 +125,7 @@ def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir
             remember(remembered(request, source, settings, run_dir), source, settings, run_dir)
             prepare_run(settings, run_dir.path)
         return 0
-    with opened(source) as of_source:
+    with opened(source, show.say) as of_source:
         if request.dry_run is None:
             return _write(request, of_source, settings, run_dir, show)
         history = meant(request, of_source)
@@ -139,9 +143,9 @@ def _check_functions(settings: RunSettings) -> None:
 
 
 @contextlib.contextmanager
-def opened(source: RunDir) -> Iterator[Wiring]:
+def opened(source: RunDir, say: Callable[[str], None] = lambda why: None) -> Iterator[Wiring]:
     """A run whose log can be read meanwhile. Raises ConfigurationError where its key is missing."""
-    with _opened(source) as servers:
+    with _opened(source, say=say) as servers:
         wiring = Wiring(source, bootstrap_servers=servers)
         _ = wiring.keys  # one that is missing is said before anything is written
         yield wiring
@@ -225,11 +229,11 @@ def _fold(
             target=into.log(metrics) if into is not None else None,
             topics=topics,
             stop=stop,
-            tell=lambda progress: _tell(show, progress),
+            tell=lambda progress: _tell(show, progress, metrics),
             look=changes.take if changes is not None else None,
             rate=request.rate,
         )
-    _tell(show, done)
+    _tell(show, done, metrics)
     _tell_problems(show, metrics)
     if changes is not None and done.is_whole:
         _tell_changes(show, changes)
@@ -241,8 +245,25 @@ def _fold(
     return INTERRUPTED
 
 
-def _tell(show: Show, progress: Progress) -> None:
+def _tell(show: Show, progress: Progress, metrics: Metrics) -> None:
+    """Raises ConfigurationError: as `check_function`."""
     show.progress("replay", msgspec.to_builtins(progress), progress.text)
+    try:
+        check_function(progress, metrics)
+    except ConfigurationError:
+        _tell_problems(show, metrics)
+        raise
+
+
+def check_function(progress: Progress, metrics: Metrics) -> None:
+    """Raises ConfigurationError where the user's rule function has failed on every episode so far, and on enough."""
+    num = progress.counts.get("episodes", 0)
+    failed = {series: count for series, count in metrics.snapshot().items() if series.startswith(_FUNCTION_FAILED)}
+    if num and sum(failed.values()) >= num and (num >= _ENOUGH or progress.is_whole):
+        raise ConfigurationError(
+            f"[air] function: it failed on each of {num} episodes, and pays nothing; mend it, and give the replay "
+            "another name, or leave it out: --set air.enabled=false"
+        )
 
 
 def _tell_problems(show: Show, metrics: Metrics) -> None:

@@ -7,6 +7,7 @@ own, or a replay of something else, is never written to. Failure: ConfigurationE
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ __all__ = [
     "ReplayRequest",
     "check_same",
     "check_source",
+    "code_digest",
     "known_source",
     "remember",
     "remembered",
@@ -137,7 +139,10 @@ def remembered(request: ReplayRequest, source: RunDir, settings: RunSettings, ru
                 f"{settings.run!r} in {run_dir.path}, which is none; choose another"
             )
         return request
-    if changed := _changed(before, _replayed(request, source, settings)):
+    changed = _changed(before, _replayed(request, source, settings))
+    if None not in (before.mode, request.mode):
+        changed += _other_training(settings, run_dir)
+    if changed:
         raise ConfigurationError(
             f"--into {settings.run}: {run_dir.path} holds a replay with another {', '.join(changed)}; give the same "
             "command to go on with it, or another name"
@@ -192,10 +197,34 @@ def _digests(settings: RunSettings) -> dict[str, str]:
     sections["select"] = msgspec.structs.replace(settings.select, runs=())
     sections["streams"] = msgspec.structs.replace(settings.streams, workers=1)
     sections["policy"] = msgspec.structs.replace(settings.policy, model=None)
-    return {
-        name: hashlib.sha256(msgspec.json.encode(section, order="deterministic")).hexdigest()
-        for name, section in sections.items()
-    }
+    code = {"air": settings.air.function, "credit": settings.credit.strategy}
+    found = {}
+    for name, section in sections.items():
+        digest = hashlib.sha256(msgspec.json.encode(section, order="deterministic"))
+        if ":" in (reference := code.get(name) or ""):
+            with contextlib.suppress(ConfigurationError):  # of rules that are off: the source's file may have moved
+                digest.update(code_digest(reference).encode())
+        found[name] = digest.hexdigest()
+    return found
+
+
+def code_digest(reference: str) -> str:
+    """Of the file and the name of `file.py:name`: whoever goes on with a replay goes on by the same code. What the file
+    imports is not looked at. Raises ConfigurationError where it cannot be read."""
+    file, _, name = reference.rpartition(":")
+    try:
+        return hashlib.sha256(Path(file).read_bytes() + b"\0" + name.encode()).hexdigest()
+    except OSError as error:
+        raise ConfigurationError(f"{reference}: expected a file of code that can be read, got: {error}") from error
+
+
+def _other_training(settings: RunSettings, run_dir: RunDir) -> list[str]:
+    """What is not learnt as it was begun; the model would be of both."""
+    if not run_dir.config.exists():
+        return []
+    before = run_dir.settings
+    was, now = (Taught(one.trainer, one.algorithm, one.seed) for one in (before, settings))
+    return [*changed_keys(was, now), *(["[replay]"] if before.replay != settings.replay else [])]
 
 
 def topics_between(source: Topics, own: Topics) -> Topics:

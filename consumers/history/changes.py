@@ -12,12 +12,13 @@ from collections import Counter
 
 import msgspec
 
+from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.episodes import EPISODES
-from tracegrad.schemas.records.transitions import group_id_of
+from tracegrad.schemas.records.transitions import decode_group, encode_group, group_id_of
 from tracegrad.schemas.topics import Topic, Topics
 
 from .recorded import Recorded
@@ -33,7 +34,7 @@ class Changed(msgspec.Struct, kw_only=True):
     """Of episodes, or of groups."""
 
     equal: int = 0
-    """Byte for byte."""
+    """Byte for byte, but for the digest of the rules: others may pay the same."""
     other: int = 0
     new: int = 0
     """That the source has none of."""
@@ -46,7 +47,8 @@ class Changed(msgspec.Struct, kw_only=True):
     def text(self) -> str:
         """Without the names of those that are equal."""
         words = f"{self.equal} equal to the source's, {self.other} other, {self.new} new, {self.gone} not made"
-        return words + (f" ({', '.join(self.named)}, ..)" if self.named else "")
+        more = ", .." if self.other + self.new > len(self.named) else ""
+        return words + (f"; of those not equal: {', '.join(self.named)}{more}" if self.named else "")
 
 
 class Changes:
@@ -76,7 +78,7 @@ class Changes:
     def _was(self, topic: Topic, id_: str, revision: int, value: bytes) -> None:
         known = self._were.get((topic, id_))
         if (not self._found or (topic, id_) in self._found) and (known is None or known[0] < revision):
-            self._were[topic, id_] = revision, hashlib.sha256(value).digest()
+            self._were[topic, id_] = revision, _digest(topic, value)
 
     def take(self, output: Output) -> None:
         """One more record that was made."""
@@ -91,7 +93,7 @@ class Changes:
 
     def _compare(self, topic: Topic, id_: str, value: bytes) -> None:
         told, was = self._told[topic], self._were.pop((topic, id_), None)
-        if was is not None and was[1] == hashlib.sha256(value).digest():
+        if was is not None and was[1] == _digest(topic, value):
             told.equal += 1
             return
         told.other += was is not None
@@ -104,3 +106,16 @@ class Changes:
         for topic, told in self._told.items():
             told.gone = sum(one is topic for one, _ in self._were)
         return self._told[Topic.EPISODES], self._told[Topic.TRANSITIONS]
+
+
+def _digest(topic: Topic, value: bytes) -> bytes:
+    """Of what it says, whatever rules it names."""
+    try:
+        if topic is Topic.EPISODES:
+            value = EPISODES.encode(msgspec.structs.replace(EPISODES.decode(value), air_rules=""))
+        else:
+            summary, rows = decode_group(value)
+            value = encode_group(msgspec.structs.replace(summary, air_rules=()), rows)
+    except RecordError:
+        pass  # of another release: as it is
+    return hashlib.sha256(value).digest()

@@ -61,11 +61,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """One line."""
         left = (self.num_records - self.num_read) / self.per_s if self.per_s else 0.0
+        # Of the first records' time nothing follows: most of it went into opening.
+        pace = f", {self.per_s:.0f}/s, {left:.0f} s left" if 100 * self.num_read >= self.num_records else ""
         share = 100 * self.num_read // self.num_records if self.num_records else 100
         gone, incomplete, lost = (self.counts.get(what, 0) for what in ("gone", "incomplete", "lost"))
         missing = f"; {gone} records gone; {incomplete} episodes incomplete, {lost} lost" if gone or incomplete else ""
         return (
-            f"{share:3d} %  {self.num_read} of {self.num_records} records, {self.per_s:.0f}/s, {left:.0f} s left; "
+            f"{share:3d} %  {self.num_read} of {self.num_records} records{pace}; "
             f"{self.counts.get('episodes', 0)} episodes, {self.counts.get('groups', 0)} groups{missing}"
         )
 

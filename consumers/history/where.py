@@ -21,7 +21,7 @@ from ..episode_facts import BEFORE, FIELDS, SETTLED, EpisodeFacts, read_facts
 
 __all__ = ["fits", "fitting", "terms_of"]
 
-_KINDS = {name: field.kind for name, field in FIELDS.items() if name not in SETTLED}
+_KINDS = {name: field.kind for name, field in FIELDS.items()}
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,11 @@ def terms_of(text: str, *, may_see_outcome: bool) -> tuple[Term, ...]:
         may_see_outcome: what is chosen is trained on by its likelihood, and not compared with what was left out.
     """
     terms = parse(text, _KINDS)
+    if settled := sorted({term.field for term in terms}.intersection(SETTLED)):
+        raise ConfigurationError(
+            f"--where: expected facts that stand on an episode's own record, got {', '.join(settled)}, which only the "
+            "whole log tells (`tracegrad episodes --where`)"
+        )
     seen = sorted({term.field for term in terms if term.field not in BEFORE})
     if seen and not may_see_outcome:
         raise ConfigurationError(

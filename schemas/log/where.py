@@ -59,13 +59,20 @@ class Term(msgspec.Struct, frozen=True):
     """A text may hold `*`. None: the fact is not known."""
 
 
-def parse(text: str, fields: Mapping[str, Kind]) -> tuple[Term, ...]:
-    """The terms of a text, in its order; none of a blank one.
+def parse(text: str, fields: Mapping[str, Kind], *, by: str = "--where") -> tuple[Term, ...]:
+    """The terms of a text, in its order; none of a blank one. `by`: where it was written, for what is said of it.
 
     Raises:
         ConfigurationError: it is no list of terms, names a field that is none of `fields`, or asks of one what its
             kind does not have.
     """
+    try:
+        return _terms(text, fields)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{by}: {error}") from None
+
+
+def _terms(text: str, fields: Mapping[str, Kind]) -> tuple[Term, ...]:
     terms, at = [], len(text) - len(text.lstrip())
     while at < len(text):
         found = _TERM.match(text, at)
@@ -107,7 +114,7 @@ def _value(text: str, found: re.Match[str], kind: Kind) -> str | float | bool:
 
 def _misread(text: str, at: int, expected: str) -> ConfigurationError:
     got = f"{text[at : at + 40]!r} at character {at + 1} of {text[:200]!r}"
-    return ConfigurationError(f"--where: expected {expected}, got {got}")
+    return ConfigurationError(f"expected {expected}, got {got}")
 
 
 def matches(term: Term, *facts: str | float | bool | None) -> bool:

@@ -15,6 +15,7 @@ from .codec import Codec
 
 __all__ = [
     "ADVANTAGES",
+    "BELOW_BOUND",
     "TRAINING_STEPS",
     "Accounting",
     "CallAdvantage",
@@ -27,6 +28,9 @@ __all__ = [
     "hash_batch",
     "surviving_steps",
 ]
+
+BELOW_BOUND = "below_bound"
+"""Why a run that trains by `filter` leaves an episode out, or a group."""
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +142,8 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     """Groups of this batch that were trained, in order; none where no step was taken."""
     excluded_ids: dict[str, str] = {}
     """Group id -> reason, of this batch; `skipped` where no step was taken."""
+    below_bound: tuple[str, ...] = ()
+    """Episodes of trained groups that did not train, for their reward is below the bound of `filter`."""
     accounting: Accounting
     reward: float | None
     """Mean final reward over the scored rollouts of the batch; None when none is scored."""

@@ -28,7 +28,7 @@ from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import LogGapError
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import BELOW_BOUND, TrainingStep
 
 from ..algorithm.recipe import Recipe
 from ..batch.batches import Batch, OpenBatch
@@ -113,7 +113,7 @@ class HistoryTrainer(Trainer):
     def _sift(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         if self._history.mode == "filter":
             kept = {group.summary.group_id: above(group, self._history.config.bound) for group in batch.groups}
-            batch = batch.without([id_ for id_, group in kept.items() if not group.rows], "below_bound")
+            batch = batch.without([id_ for id_, group in kept.items() if not group.rows], BELOW_BOUND)
             batch = replace(batch, groups=tuple(kept[id_] for id_ in batch.group_ids))
             return batch, {} if self._history.has_logprobs else dict(_UNKNOWN)
         by_group = self._learner.log_weights(batch.groups)
@@ -150,7 +150,7 @@ def above(group: Group, bound: float) -> Group:
     members = tuple(
         member
         if member.excluded or (member.reward is not None and member.reward >= bound)
-        else msgspec.structs.replace(member, excluded="below_bound")
+        else msgspec.structs.replace(member, excluded=BELOW_BOUND)
         for member in group.summary.members
     )
     kept = {member.rollout_id for member in members if not member.excluded}

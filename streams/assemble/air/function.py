@@ -88,8 +88,13 @@ class PayFunction:
             self._end()
 
     def _start(self) -> None:
+        # A session of its own: a terminal's Ctrl-C is for who asks, and would else be what an episode is not paid for.
         self._process = subprocess.Popen(
-            [sys.executable, _HOST, self._reference], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            [sys.executable, _HOST, self._reference],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
         )
         self._end = weakref.finalize(self, _kill, self._process)
         for pipe in (self._process.stdin, self._process.stdout):

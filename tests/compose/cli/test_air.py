@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from tests.memory_log import MemoryLog
 from tests.streams.test_compare import PAST
 from tracegrad.compose.cli import air
 from tracegrad.compose.history import episodes
-from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest, remember
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir
@@ -44,12 +42,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.toml").write_text('run = "a"\n')
     (tmp_path / "b.toml").write_text(RULE)
 
-    @contextlib.contextmanager
-    def opened(source: RunDir) -> Iterator[str]:
-        yield source.endpoints.bootstrap_servers
-
-    monkeypatch.setattr(history, "_opened", opened)
-    monkeypatch.setattr(air, "reachable_log", lambda wiring: None)
+    monkeypatch.setattr(air, "answering", contextlib.nullcontext)
     monkeypatch.setattr(Wiring, "kafka", lambda wiring, **_: log)
     monkeypatch.setattr(Wiring, "log", lambda wiring, **_: log)
     return tmp_path

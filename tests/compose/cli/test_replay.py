@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,11 +18,14 @@ from tests.compose.run.test_run_dir import SETTINGS
 from tracegrad.compose.cli import app
 from tracegrad.compose.cli.replay import moment_ms, rate_of, regrade, replay
 from tracegrad.compose.history import replay as history
-from tracegrad.compose.history.broker import open_broker
+from tracegrad.compose.history.broker import is_running, open_broker, readable
 from tracegrad.compose.history.request import ReplayRequest, remember
+from tracegrad.compose.kafka.client_settings import KafkaConfig
+from tracegrad.compose.printable_log import LOG_FORMAT
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.show import Show
+from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.errors import ConfigurationError
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -75,7 +80,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _no_broker(source: RunDir) -> Any:
+def _no_broker(source: RunDir, **_: object) -> Any:
     raise RuntimeError(f"opened {source.record.name}")
 
 
@@ -164,6 +169,20 @@ def test_a_dry_run_counts_unless_it_is_to_be_full(
     assert asked[0].asked == "--from earliest"
 
 
+@pytest.mark.parametrize("command", ["replay", "regrade"])
+def test_logs_are_as_asked_in_all_processes_of_a_replay(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """By the variable that they inherit."""
+    monkeypatch.setenv(LOG_FORMAT, "text")
+    asked = list[str]()
+    monkeypatch.setattr(history, "run_replay", lambda *_: asked.append(os.environ[LOG_FORMAT]))
+    words = [command, "--from", "run:mine", "--into", "new", "--runs-dir", str(runs), "--log-format", "json"]
+    words += ["--grader", _strict(runs)] if command == "regrade" else []
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, asked) == (0, ["json"]), result.output
+
+
 def test_the_same_command_goes_on_with_the_same_source(runs: Path) -> None:
     """Though the newest run is the replay by then."""
     source = RunDir.open(runs / "mine")
@@ -198,10 +217,48 @@ def test_a_broker_that_another_replay_has_opened_is_not_shared(runs: Path, monke
         assert servers == source.endpoints.bootstrap_servers
     with source.lock(), source.lock("reader"), pytest.raises(ConfigurationError, match=r"is the reader of .* its end"):
         open_broker(source).__enter__()
+    told = list[str]()
+    with source.lock("reader"), pytest.raises(ConfigurationError, match="is the reader of"):
+        open_broker(source, wait_s=0.5, say=told.append).__enter__()
+    assert told[0] == "another command reads run mine; its end is waited for, 0.5 s at most"
+
+
+def test_a_run_that_is_only_read_does_not_run(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader holds its supervisor's lock, so that nobody starts it meanwhile."""
+    monkeypatch.undo()
+    source = RunDir.open(runs / "mine")
+    assert not is_running(source)
+    with source.lock():
+        assert is_running(source)
+        with source.lock("reader"):
+            assert not is_running(source)
+
+
+def test_a_cluster_is_read_whatever_its_address_looks_like(runs: Path) -> None:
+    """It may name no port."""
+    source = RunDir.open(runs / "mine")
+    settings = msgspec.structs.replace(source.settings, kafka=KafkaConfig(bootstrap_servers="broker"))
+    source.write_start(settings, msgspec.structs.replace(source.endpoints, bootstrap_servers="broker"))
+    with readable(Wiring(RunDir.open(source.path))) as found:
+        assert found.endpoints.bootstrap_servers == "broker"
+
+
+def test_a_broker_that_has_to_start_first_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds, on a busy machine half a minute, in which the command shows nothing; one that answers is no news."""
+    monkeypatch.undo()
+    source, told = RunDir.open(runs / "mine"), list[str]()
+    started = contextlib.nullcontext(SimpleNamespace(bootstrap_servers="127.0.0.1:9"))
+    monkeypatch.setattr("tracegrad.compose.history.broker.LocalKafka", lambda *_, **__: started)
+    with source.lock(), open_broker(source, say=told.append):
+        assert told == []
+    with open_broker(source, say=told.append) as servers:
+        assert servers == "127.0.0.1:9" and told == [
+            "starting the broker of run mine, which has ended, to read its topics"
+        ]
 
 
 @contextlib.contextmanager
-def _somewhere(source: RunDir) -> Iterator[str]:
+def _somewhere(source: RunDir, **_: object) -> Iterator[str]:
     yield "127.0.0.1:1"
 
 

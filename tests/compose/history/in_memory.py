@@ -48,7 +48,7 @@ def hold_in_memory(logs: dict[str, MemoryLog], monkeypatch: pytest.MonkeyPatch) 
         log.create_topics(wiring.topics, policies=["policy"])
 
     @contextlib.contextmanager
-    def opened(_: object) -> Iterator[str]:
+    def opened(_: object, **__: object) -> Iterator[str]:
         yield "127.0.0.1:1"
 
     monkeypatch.setattr(history, "prepare_topics", make)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.compose.history.in_memory import Told
 from tests.compose.history.test_regrade import Runs, episodes, settings
@@ -13,6 +15,9 @@ from tests.compose.history.test_regrade import runs as runs
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.consumers.history.replay import Progress
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.metrics import AIR_FUNCTION_FAILED, Metrics
 from tracegrad.schemas.records.episodes import AppliedReward
 from tracegrad.streams.assemble.air.rules import AirConfig
 
@@ -38,9 +43,9 @@ FAILED = [
 ]
 
 
-def replayed(tmp_path: Path) -> tuple[int, Told]:
+def replayed(tmp_path: Path, rule: str = RULE) -> tuple[int, Told]:
     """Of the run of tests/compose/history/test_regrade.py, under the rule."""
-    (tmp_path / "rule.py").write_text(RULE)
+    (tmp_path / "rule.py").write_text(rule)
     source, show = RunDir.open(tmp_path / "test"), Told()
     air = AirConfig(function=f"{tmp_path / 'rule.py'}:pays", function_limit_s=1.0)
     made = history.replayed_settings(source, msgspec.structs.replace(settings(tmp_path, "again"), air=air), None)
@@ -77,3 +82,34 @@ def test_the_same_command_pays_the_same(runs: Runs, tmp_path: Path) -> None:
     status, told = replayed(tmp_path)
     assert (status, told.counts.get("written", 0)) == (0, 0)
     assert episodes(runs[1], tmp_path) == before
+
+
+def test_a_rule_that_fails_on_every_episode_is_an_error(runs: Runs, tmp_path: Path) -> None:
+    """Whoever tunes a rule would take the numbers for its own."""
+    with pytest.raises(
+        ConfigurationError, match=r"\[air\] function: it failed on each of \d+ episodes, .*another name"
+    ):
+        replayed(tmp_path, "def pays(episode):\n    raise RuntimeError('no')\n")
+
+
+@pytest.mark.parametrize(
+    ("num", "failed", "is_whole", "is_told"),
+    [
+        (0, 0, True, False),
+        (3, 3, True, True),
+        (3, 3, False, False),
+        (3, 2, True, False),
+        (20, 20, False, True),
+        (21, 20, False, False),
+    ],
+)
+def test_a_rule_that_failed_on_enough_is_not_asked_about_the_rest(
+    num: int, failed: int, is_whole: bool, is_told: bool
+) -> None:
+    """Each may take its time limit. One that paid for an episode goes on to the end."""
+    metrics = Metrics()
+    for reason in ("raised", "timeout"):
+        metrics.add(AIR_FUNCTION_FAILED, reason, num=failed - failed // 2 if reason == "raised" else failed // 2)
+    progress = Progress(num_read=1, num_records=2, seconds=1.0, counts={"episodes": num}, is_whole=is_whole)
+    with pytest.raises(ConfigurationError) if is_told else contextlib.nullcontext():
+        history.check_function(progress, metrics)

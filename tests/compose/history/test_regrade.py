@@ -15,8 +15,7 @@ from tests.consumers.history.source_run import SourceRun
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS, call, closed, event, reward
 from tracegrad.compose.history import replay as history
-from tracegrad.compose.history.regrade import file_digest
-from tracegrad.compose.history.request import ReplayRequest, check_same
+from tracegrad.compose.history.request import ReplayRequest, check_same, code_digest
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.settings import RunSettings
@@ -103,7 +102,7 @@ def regraded(tmp_path: Path, grader: str, *, is_dry: bool = False, is_replay: bo
     source, show = RunDir.open(tmp_path / "test"), Told()
     made = history.replayed_settings(source, settings(tmp_path, "again", grader), None)
     assert made.reward is not None and made.reward.grader is not None
-    digest = "" if is_replay else file_digest(made.reward.grader)
+    digest = "" if is_replay else code_digest(made.reward.grader)
     request = ReplayRequest(source=source.path, dry_run="full" if is_dry else None, grader=digest)
     return history.run_replay(request, made, tmp_path / "again", show), show
 
@@ -134,7 +133,7 @@ def test_each_output_is_graded_anew_and_what_cannot_be_has_no_reward(runs: Runs,
     }
     assert {one.source for episode in found.values() for one in episode.rewards} == {"grader:sterner"}
     assert all(one.num_unauthorised_rewards == 0 for one in found.values())
-    assert "graded anew: 3 episodes, 3 of them have another reward than before; mean 0.333 -> 1.000" in told.lines
+    assert "graded anew: 3 episodes, 3 of them have another reward than before; mean 0.667 -> 1.000" in told.lines
     assert told.lines[-1] == (
         "without a reward: 1 grader raised RuntimeError, 1 grader took more than 2 s, 1 output_too_large"
     )

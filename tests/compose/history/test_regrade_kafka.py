@@ -1,7 +1,9 @@
-"""`tracegrad regrade` with brokers of its own: a source that has ended, a grader's process, a new run's topics."""
+"""Runs that have ended, with brokers of their own: a grader and a new run, and what commands read of them."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import pytest
 from tests.compose.history.in_memory import Told
 from tests.compose.history.test_regrade import GRADERS, lived, settings
 from tests.consumers.history.source_run import SourceRun
-from tracegrad.compose.history.regrade import file_digest
+from tracegrad.compose.cli import app
 from tracegrad.compose.history.replay import opened, replayed_settings, run_replay
-from tracegrad.compose.history.request import ReplayRequest
+from tracegrad.compose.history.request import ReplayRequest, code_digest
 from tracegrad.compose.local_kafka.broker import LocalKafka
+from tracegrad.compose.local_kafka.node import is_free
 from tracegrad.compose.run.pipeline import prepare_run, prepare_topics
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring, port_of
@@ -58,7 +61,7 @@ def regraded(folder: Path, into: str, grader: str) -> None:
     source = RunDir.open(folder / "test")
     made = replayed_settings(source, settings(folder, into, grader), None)
     assert made.reward is not None and made.reward.grader is not None
-    request = ReplayRequest(source=source.path, grader=file_digest(made.reward.grader))
+    request = ReplayRequest(source=source.path, grader=code_digest(made.reward.grader))
     assert run_replay(request, made, folder / into, Told()) == 0
 
 
@@ -82,3 +85,24 @@ def test_a_run_that_has_ended_is_graded_anew(tmp_path: Path) -> None:
         assert len({*own[topic]} & {*was}) == num_equal
     (lost,) = {*own[Topic.EPISODES]} - {*source.values(Topic.EPISODES)}
     assert EPISODES.decode(lost).unscored == "output_too_large"
+
+
+def test_commands_that_read_topics_open_the_broker_of_a_run_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They say so, and leave it closed; one that a person has started on the folder is read where it is."""
+    recorded(tmp_path)
+    run_dir, whose = RunDir.open(tmp_path / "test"), ["--run-dir", str(tmp_path / "test")]
+    for command in (["tail", "episodes", "--from", "beginning", "-n", "2"], ["topics", "list"]):
+        app([*command, *whose], standalone_mode=False)
+    told = capsys.readouterr()
+    assert told.err.count("starting the broker of run test, which has ended") == 2
+    assert told.out.count(", made of ") == 2
+    assert re.search(r"test\.episodes +\d+ partitions +6 records", told.out)
+    port = port_of(run_dir.endpoints.bootstrap_servers)
+    assert is_free(port)
+    with LocalKafka(run_dir.kafka, port=port), pytest.raises(SystemExit):
+        app(["audit", "--json", *whose], standalone_mode=True)
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert json.loads(told.out)["episodes"]["total"] == 6

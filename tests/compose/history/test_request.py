@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.compose.run.test_run_dir import SETTINGS
 from tracegrad.compose.history.replay import replayed_settings
@@ -13,6 +14,7 @@ from tracegrad.compose.history.request import (
     ReplayRequest,
     check_same,
     check_source,
+    code_digest,
     known_source,
     remember,
     remembered,
@@ -27,6 +29,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirConfig
 from tracegrad.streams.config import SelectConfig
+from tracegrad.streams.credit.config import CreditConfig
 from tracegrad.trainer.history.config import Mode
 
 
@@ -92,6 +95,47 @@ def test_what_was_folded_may_be_trained_on_later(source: RunDir, tmp_path: Path)
     assert remembered(first, source, into(source), made) == first
     with pytest.raises(ConfigurationError, match="another --mode"):
         remembered(msgspec.structs.replace(first, mode="filter"), source, into(source), made)
+
+
+def test_what_is_trained_is_trained_on_as_it_was_begun(source: RunDir, tmp_path: Path) -> None:
+    """Else nothing would be done, or a model be of both; what changes no bit, or only how far it goes, may differ."""
+    (tmp_path / "again").mkdir()
+    request = ReplayRequest(source=source.path, mode="filter")
+    made = begun(source, tmp_path / "again", request)
+    settings = made.settings
+    trainer = settings.trainer
+    same = replace(settings, trainer=replace(trainer, steps=trainer.steps + 1, threads=trainer.threads + 1))
+    assert remembered(request, source, same, made) == request
+    for changed, named in (
+        (replace(settings, trainer=replace(trainer, lr=0.1)), r"\[trainer\] lr .* -> 0\.1"),
+        (replace(settings, replay=replace(settings.replay, bound=settings.replay.bound + 0.25)), r"\[replay\]"),
+        (replace(settings, seed=settings.seed + 1), "seed"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"another {named}"):
+            remembered(request, source, changed, made)
+
+
+@pytest.mark.parametrize("section", ["air", "credit"])
+def test_code_that_was_edited_is_other_code(source: RunDir, tmp_path: Path, section: str) -> None:
+    """Half of the episodes would be paid by the one and half by the other, under one name."""
+    (tmp_path / "again").mkdir()
+    file = tmp_path / "own.py"
+    file.write_text("def pay(episode):\n    return []\n")
+    own = {"air": AirConfig(function=f"{file}:pay"), "credit": CreditConfig(strategy=f"{file}:pay")}[section]
+    settings = replace(into(source), **{section: own})
+    request = ReplayRequest(source=source.path)
+    remember(request, source, settings, made := RunDir(tmp_path / "again"))
+    prepare_run(settings, made.path)
+    assert remembered(request, source, settings, made) == request
+    file.write_text("def pay(episode):\n    return [1]\n")
+    with pytest.raises(ConfigurationError, match=rf"another \[{section}\]"):
+        remembered(request, source, settings, made)
+    off = replace(settings, air=replace(settings.air, enabled=False))
+    file.unlink()
+    remember(request, source, off, other := RunDir(tmp_path / "mine"))
+    assert remembered(request, source, off, other) == request, "of rules that are off nobody asks for the file"
+    with pytest.raises(ConfigurationError, match=r"own\.py:pay: expected a file of code that can be read"):
+        code_digest(f"{file}:pay")
 
 
 def test_a_run_that_is_no_replay_is_never_written_to(source: RunDir, tmp_path: Path) -> None:

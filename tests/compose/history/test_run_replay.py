@@ -20,6 +20,7 @@ from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir, write_record
+from tracegrad.compose.run.session import Onlookers
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.history.where import terms_of
@@ -112,10 +113,13 @@ def test_a_full_dry_run_folds_by_the_new_rules_and_makes_no_folder(
     episodes = [EPISODES.decode(value) for value in runs[0].values(Topic.EPISODES)]
     assert told.results["changes"]["calls"] == sum(len(one.calls) for one in episodes) > 0
     assert told.results["changes"]["tokens"] > 0
-    rules = AirConfig(rules=(AirRule(name="ok", on="call", over_tokens=1, value=0.5, cap=2),))
+    rules = AirConfig(rules=(AirRule(name="ok", on="call", unparsable=False, value=0.5, cap=2),))
     status, told = replayed(tmp_path, {"dry_run": "full"}, air=rules)
     assert (told.results["changes"]["groups"]["equal"], told.results["changes"]["groups"]["other"]) == (0, 3)
     assert "groups: 0 equal to the source's, 3 other, 0 new, 0 not made" in "\n".join(told.lines)
+    rules = AirConfig(rules=(AirRule(name="ok", on="call", over_tokens=99_999, value=0.5, cap=2),))
+    status, told = replayed(tmp_path, {"dry_run": "full"}, air=rules)
+    assert told.results["changes"]["episodes"] == told.results["changes"]["groups"] == whole, "they pay nothing"
     status, told = replayed(tmp_path, {"dry_run": "full"}, select=SelectConfig())
     assert (status, told.counts.get("episodes", 0), told.counts.get("groups", 0)) == (0, 0, 0)
     assert told.results["changes"]["groups"]["gone"] == 3
@@ -179,6 +183,21 @@ def test_what_was_folded_alone_is_trained_on_later_without_its_source(
     monkeypatch.setattr(history, "_opened", None)
     replayed(tmp_path, {**asked, "only": "train"}, policy=policy)
     assert trained == ["again"]
+
+
+def test_a_replay_that_trained_says_what_next(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own curve is the source's, so the model has to be asked."""
+
+    def train(onlookers: Onlookers, *_: object, **__: object) -> int:
+        (onlookers.wiring.run_dir.weights / "7c1f3e9a-v1-e1").mkdir(parents=True)
+        return 0
+
+    monkeypatch.setattr(history, "supervise", train)
+    monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
+    status, told = replayed(tmp_path, {"mode": "offline"}, policy=PolicyConfig(model="/somewhere"))
+    assert status == 0 and "what next:" in told.lines
 
 
 def test_what_was_left_out_is_told_at_the_end(runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path) -> None:

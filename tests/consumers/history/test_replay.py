@@ -260,3 +260,14 @@ def test_positions_that_a_header_had_no_room_for_are_told(source: SourceRun) -> 
     short = msgspec.structs.replace(made, num_omitted=2)
     log.writer().append(topic, key=record.key, value=b"", headers=((MADE_OF_HEADER, msgspec.json.encode(short)),))
     assert run(log, new()).counts["incomplete"] == 1
+
+
+def test_progress_tells_no_pace_before_there_is_one() -> None:
+    """One record in the seconds that opening takes said that two days were left."""
+    first = Progress(num_read=1, num_records=50_970, seconds=3.3, counts={})
+    assert first.text == "  0 %  1 of 50970 records; 0 episodes, 0 groups"
+    later = Progress(num_read=5_097, num_records=50_970, seconds=10.0, counts={})
+    assert later.text.startswith(" 10 %  5097 of 50970 records, 510/s, 90 s left; ")
+    assert Progress(num_read=0, num_records=0, seconds=0.0, counts={}).text.startswith(
+        "100 %  0 of 0 records, 0/s, 0 s"
+    )

@@ -124,7 +124,14 @@ def test_facts_known_beforehand_choose_for_any_mode(field: str) -> None:
     assert terms_of(f"{field}=none", may_see_outcome=False)[0].field == field
 
 
-@pytest.mark.parametrize("text", ["shop", "services=shop", "reward>much", "captured>yes", "step=3"])
+@pytest.mark.parametrize("field", SETTLED)
+def test_what_no_record_of_an_episode_tells_chooses_nothing(field: str) -> None:
+    """It is a fact all the same: who asks is told where it may be asked."""
+    with pytest.raises(ConfigurationError, match=f"--where: .*own record, got {field}, .*tracegrad episodes"):
+        terms_of(f"captured=yes {field}=none", may_see_outcome=True)
+
+
+@pytest.mark.parametrize("text", ["shop", "services=shop", "reward>much", "captured>yes"])
 def test_what_is_not_understood_is_refused_with_the_option(text: str) -> None:
     """And with the place in it."""
     with pytest.raises(ConfigurationError, match=r"--where: expected .* at character \d+"):

@@ -21,6 +21,7 @@ from tests.streams.make import (
     tool_span,
 )
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.metrics import TOOLS_WITHOUT_ID
 from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
 from tracegrad.schemas.records.episodes import EPISODES, Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import ToolStatus
@@ -182,6 +183,17 @@ def test_what_no_answer_asked_for_earns_nothing(forged: dict[str, Any]) -> None:
     assert earned(*spans) == earned(*spans, pays_without_id=True) == [[], []]
     true = tool_span(OWN, 10, at=12, **{ID: "call_1"})
     assert earned(*spans, true, true, tool_span(OWN, 11, at=13, **{ID: "call_1"})) == [[0.5], []]
+
+
+def test_executions_without_an_id_are_counted() -> None:
+    """So that one sees why AIR pays nothing for them."""
+    calls = [call("a", R1, [1], [2], tool_calls=(tool_call("1"),))]
+    spans = [llm_span(OWN, 90, "a", at=10), tool_span(OWN, 1, at=12)]
+    streams = Streams()
+    streams.feed(otlp(*spans), *calls, closed(R1, calls), reward(R1), event(R1, spans_exported=2))
+    assert streams.values(Topic.EPISODES)
+    assemble: Any = streams.assemble
+    assert assemble.metrics.value(TOOLS_WITHOUT_ID) == 1
 
 
 def test_an_execution_without_an_id_earns_nothing_unless_one_says_so() -> None:

@@ -31,6 +31,8 @@ def pay(episode):
             pass
     if word == "die":
         os._exit(3)
+    if word == "group":
+        return [("c0", "alone", float(os.getpgrp() == os.getpid()))]
     if word == "nonsense":
         return 7
     if word == "odd":
@@ -140,3 +142,8 @@ def test_none_is_started_where_air_is_off(file: str) -> None:
     """`--no-air` switches it off with the rules."""
     reward = Rewarder(AirConfig(function=f"{file}:nothing", enabled=False), Metrics())
     assert reward(made_of(turn("succeeded"))).air_rules == ""
+
+
+def test_a_terminals_ctrl_c_is_not_for_the_function(function: PayFunction) -> None:
+    """It goes to the terminal's process group; an episode whose function it had ended was written unpaid for good."""
+    assert list(function(saying("group")).pays) == [("c0", "alone", 1.0)]

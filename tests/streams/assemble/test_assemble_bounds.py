@@ -23,7 +23,7 @@ from tests.streams.make import (
     span,
 )
 from tracegrad.schemas.credentials import Holder
-from tracegrad.schemas.metrics import EPISODES_CLOSED
+from tracegrad.schemas.metrics import EPISODES_CLOSED, PROPOSALS
 from tracegrad.schemas.records.calls import CallRecord, SamplingParameters
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -54,6 +54,8 @@ def test_an_agent_without_runner_closes_when_it_falls_silent() -> None:
     assert (episode.episode_id, episode.rollout_id, episode.group, episode.reward) == (CAPTURED, None, None, None)
     assert (episode.closed_by, episode.services, episode.state.value) == ("idle", ("shop",), "unknown")
     assert (episode.calls[0].masked, episode.unscored) == ("", "no_reward")
+    assert isinstance(streams.assemble, Assemble)
+    assert streams.assemble.metrics.value(PROPOSALS, "idle") == 1
 
 
 def test_traces_without_calls_agents_or_tools_are_unattributed() -> None:

@@ -18,7 +18,7 @@ from tracegrad.schemas.beat import Beat, kept
 from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.ids import GroupId, rollout_id
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.metrics import CREDIT_EPISODES
+from tracegrad.schemas.metrics import CALLS_LEFT_OUT, CREDIT_EPISODES, MEMBERS_EXCLUDED
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, AppliedReward, Episode, EpisodeCall
@@ -159,8 +159,10 @@ def test_each_policy_has_a_record_in_its_own_partition() -> None:
 )
 def test_a_rollout_that_cannot_train_is_listed_with_its_reason(changes: dict[str, Any], reason: str) -> None:
     """Its neighbours train; a missing reward is never 0."""
-    summary, rows = decode_group(close(member(0), member(1, **changes)).outputs[0].value)
+    credit = Credit(config(), TOPICS)
+    summary, rows = decode_group(feed(credit, member(0), member(1, **changes))[-1].outputs[0].value)
     assert [m.excluded for m in summary.members] == ["", reason]
+    assert credit.metrics.value(MEMBERS_EXCLUDED, reason) == 1
     assert {row.rollout_id for row in rows} == {rollout(0)}
     assert summary.excluded == ""
 
@@ -170,7 +172,10 @@ def test_a_call_without_its_parent_is_left_out_alone() -> None:
     first, lost, orphan = turns(0.0, 0.0, 0.5)
     assert orphan.parent_call_id == lost.call_id
     alone = msgspec.structs.replace(first, call_id="alone", turn=3)
-    summary, rows = decode_group(close(member(0, size=1, calls=(first, orphan, alone))).outputs[0].value)
+    credit = Credit(config(), TOPICS)
+    (emission,) = feed(credit, member(0, size=1, calls=(first, orphan, alone)))
+    summary, rows = decode_group(emission.outputs[0].value)
+    assert credit.metrics.value(CALLS_LEFT_OUT) == 1
     assert [m.excluded for m in summary.members] == [""]
     assert [(turn.call_id, turn.return_) for row in rows for turn in row.turns] == [
         (first.call_id, 1.5),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from tests.memory_log import MemoryLog
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
-from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.metrics import DELIVERIES_DROPPED, OFFSETS_WITHOUT_RECORD, Metrics
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.shell import liveness, worker
+from tracegrad.streams.shell.assignment import Assignment
 from tracegrad.streams.shell.config import StreamsHandles
 from tracegrad.streams.shell.liveness import Liveness, check_partitions, group_starts
 from tracegrad.streams.shell.poison import PoisonList
@@ -114,6 +117,41 @@ def test_a_jump_over_a_hole_is_harmless_and_one_look_serves_many() -> None:
     assert log.num_tails == 1
     with pytest.raises(UnavailableError, match=r"expected offset 8 .* passed over"):
         liveness.refuse_skipped(WHERE, expected=7, delivered=9)
+
+
+async def test_what_is_delivered_again_or_late_is_dropped_and_holes_are_counted(tmp_path: Path) -> None:
+    """By an assignment as Faust hands it messages; each record is folded once."""
+    log, folded = _HoledLog({3}), list[int]()
+
+    async def emit(_: Emission, record: Record, **__: Any) -> None:
+        folded.append(record.offset)
+
+    stubs: Any = SimpleNamespace(
+        emit=emit,
+        fold=lambda record: Emission(done=(record.position,)),
+        is_current=lambda one: one.is_mine,
+        stage=Stage.ASSEMBLE,
+    )
+    one = Assignment(
+        fold=stubs,
+        topics=Topics(run=RunName("r")),
+        log=log,
+        seam=stubs,
+        ledger=Ledger(),
+        emissions=stubs,
+        metrics=Metrics(),
+        poison=PoisonList(tmp_path, Stage.ASSEMBLE),
+        liveness=Liveness(log),
+        fail=lambda error: pytest.fail(str(error)),
+        is_ready=True,
+    )
+    for offset, is_mine in ((2, True), (4, True), (4, True), (5, False)):
+        fields: dict[str, Any] = {"topic": "events", "partition": 0, "offset": offset, "key": b"k", "value": b"v"}
+        message = SimpleNamespace(**fields, headers=[], timestamp=None, is_mine=is_mine)
+        await one.on_message(message)
+    assert folded == [2, 4]
+    assert one.metrics.value(OFFSETS_WITHOUT_RECORD) == 1
+    assert [one.metrics.value(DELIVERIES_DROPPED, why) for why in ("again", "stale")] == [1, 1]
 
 
 class _Seam:

@@ -163,6 +163,8 @@ def test_filter_trains_the_likelihood_of_good_episodes_alone(untied: Path, tmp_p
     train(log, settings)
     (step,) = steps_of(log)
     assert step.excluded_ids == {f"{1:024x}": "below_bound"}
+    told, _ = decode_group(values[0])
+    assert step.below_bound == (told.members[1].episode_id,), "of the group that trained"
     assert step.num_tokens == 40, "the denominator counts what trains"
     assert (step.reward, step.row_ess) == (0.5, {})
 
