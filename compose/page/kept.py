@@ -1,8 +1,8 @@
 """The file in a run's folder that a page leaves for the next one.
 
 In: a run's folder whose broker is its own. Out: `page.msgpack`, and what it holds while it is up to date. Invariants:
-written whole, its owner's alone; up to date is what the sizes of the segments, and the run's last start, say. Failure:
-a file that cannot be read or written is none.
+written whole, its owner's alone; up to date is what the sizes of the segments, and the run's last start, say; what was
+learned goes by the episodes' own. Failure: a file that cannot be read or written is none.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+from collections.abc import Iterable
+
+import msgspec
 
 from tracegrad.consumers.page.board import Board
+from tracegrad.consumers.page.episodes.learned import keep_learned
 from tracegrad.consumers.page.kept import MAX_BYTES, Kept, keep, read_kept
 from tracegrad.consumers.page.reading import FOLDED, Reading
 from tracegrad.schemas.topics import Topic
@@ -20,7 +24,7 @@ from ..files import write_atomically
 from ..history.index import sizes_of
 from ..run.run_dir import RunDir
 
-__all__ = ["KEPT", "current", "kept_in", "leave", "mark_of"]
+__all__ = ["KEPT", "current", "kept_in", "learned_mark_of", "leave", "leave_learned", "mark_of"]
 
 logger = logging.getLogger(__name__)
 KEPT = "page.msgpack"
@@ -30,8 +34,17 @@ _MARKED = frozenset(FOLDED) - {Topic.PROCESS_STATUS}
 
 def mark_of(run_dir: RunDir) -> str:
     """Of what lies on the folded topics: another one once something came, or the run started again."""
+    return _mark(run_dir, _MARKED)
+
+
+def learned_mark_of(run_dir: RunDir) -> str:
+    """Of the episodes, likewise."""
+    return _mark(run_dir, [Topic.EPISODES])
+
+
+def _mark(run_dir: RunDir, topics: Iterable[Topic]) -> str:
     started = run_dir.endpoints_file.stat().st_mtime_ns
-    return hashlib.sha256(repr((started, sizes_of(run_dir, _MARKED))).encode()).hexdigest()
+    return hashlib.sha256(repr((started, sizes_of(run_dir, topics))).encode()).hexdigest()
 
 
 def kept_in(run_dir: RunDir) -> Kept | None:
@@ -46,17 +59,40 @@ def kept_in(run_dir: RunDir) -> Kept | None:
 def current(run_dir: RunDir) -> Kept | None:
     """What a page has left, while nothing came since."""
     kept = kept_in(run_dir)
-    return kept if kept is not None and kept.mark == mark_of(run_dir) else None
+    if kept is None or kept.mark != mark_of(run_dir):
+        return None
+    if kept.learned is not None and kept.learned.mark != learned_mark_of(run_dir):
+        return msgspec.structs.replace(kept, learned=None)
+    return kept
 
 
 def leave(
     run_dir: RunDir, board: Board, reading: Reading, *, timeout_s: float, stop: threading.Event | None = None
-) -> None:
-    """Writes the file, once all is folded that lies on the topics now; not later than `timeout_s`, nor once `stop` is
-    set. Raises UnavailableError when the broker does not tell."""
+) -> str | None:
+    """Writes the file, once all is folded that lies on the topics now; their mark. Not later than `timeout_s`, nor once
+    `stop` is set: None. Raises UnavailableError when the broker does not tell."""
     mark = mark_of(run_dir)
     if not reading.settle(timeout_s, stop):
-        return
+        return None
+    _write(run_dir, board, mark)
+    return mark
+
+
+def leave_learned(run_dir: RunDir, board: Board, mark: str, own: str) -> None:
+    """Writes the file of a board that is read again, with what was learned; the index lacks nothing. Blocks. Raises
+    UnavailableError.
+
+    Args:
+        mark: of what is folded, by `leave` or the file that another page left.
+        own: `learned_mark_of` before the index was filled: what comes meanwhile may be in neither.
+    """
+    board.learned = keep_learned(board, own)
+    if board.learned is not None:
+        _write(run_dir, board, mark)
+        board.changed()
+
+
+def _write(run_dir: RunDir, board: Board, mark: str) -> None:
     data = keep(board, mark)
     try:
         if data is not None:

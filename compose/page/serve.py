@@ -1,31 +1,36 @@
 """The page of a run, served until it is told to stop.
 
-In: a run's folder, whose broker answers or is opened here. Out: HTTP at loopback. Invariant: it only reads; the run's
-index and `page.msgpack`, which are made of its topics, are all that it writes. Failure: ConfigurationError where
-another reader holds the broker of a run that has ended and no page left what it needs.
+In: a run's folder, whose broker answers or is opened here. Out: HTTP at loopback. Invariant: it reads; the run's index,
+what was said and `page.msgpack`, which are made of its topics, are all that it writes, and scores that people give are
+the rewards gateway's to write. Failure: ConfigurationError where another reader holds the broker of a run that has
+ended and no page left what it needs.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from typing import Any
+import time
 
 import msgspec
 
 from tracegrad.consumers.page.app import make_app
+from tracegrad.consumers.page.asked import Asked, Target
 from tracegrad.consumers.page.board import About, Board
 from tracegrad.consumers.page.kept import restore
 from tracegrad.consumers.page.reading import Reading
 from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
 
+from ..metrics.endpoint import announced, scrape_line
+from ..run.report import account
 from ..run.session import run_state
 from ..run.wiring import Wiring
+from .beside import beside, without_secrets
 from .broker import keep_broker
-from .kept import current, leave
-from .texts import explain_by, pieces_of
+from .kept import current, learned_mark_of, leave, leave_learned
+from .rate import rater_of
+from .texts import explain_by, find_task_in, pieces_of
 
 __all__ = ["serve_ended", "serve_live"]
 
@@ -33,13 +38,11 @@ logger = logging.getLogger(__name__)
 _LEAVE_S = 3.0
 """The supervisor kills what has not stopped in ten."""
 _GRACE_S = 1
-_SECRET = frozenset({"token", "client"})
-"""Keys of the settings that may hold one."""
 
 
 def board_of(wiring: Wiring, *, is_live: bool) -> Board:
     """What the views look at, empty; of a run that has ended without its log, whose broker is not there yet."""
-    settings = wiring.settings
+    settings, replayed = wiring.settings, wiring.run_dir.replayed
     about = About(
         name=wiring.record.name,
         hash=wiring.record.hash,
@@ -51,7 +54,8 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         groups_per_step=settings.trainer.groups_per_step,
         concurrency=settings.agent.concurrency if settings.agent else None,
         created_at=wiring.record.created_at,
-        settings=_without_secrets(msgspec.to_builtins(settings)),
+        replays=replayed.source if replayed is not None else None,
+        settings=without_secrets(msgspec.to_builtins(settings)),
     )
     ring = wiring.ring
     return Board(
@@ -63,6 +67,20 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         refusal=ring.refusal,
         pieces=pieces_of(wiring),
         explain=explain_by(wiring),
+        asked=_asked(wiring, is_live=is_live),
+    )
+
+
+def _asked(wiring: Wiring, *, is_live: bool) -> Asked:
+    """What the views ask for beside topics; of a run that replays another there is nothing to audit."""
+    run_dir = wiring.run_dir
+    return Asked(
+        beside=beside(run_dir),
+        recount=(lambda: account(wiring, is_live=True)) if is_live and run_dir.replayed is None else None,
+        targets=lambda: [Target(*one) for one in announced(run_dir.metrics, wiring.record.name)],
+        scrape=scrape_line(run_dir.metrics, wiring.record.name),
+        rater=rater_of(wiring) if is_live else None,
+        find_task=find_task_in(wiring),
     )
 
 
@@ -77,7 +95,11 @@ def serve_live(wiring: Wiring, *, port: int, fd: int | None = None, stop: thread
     finally:
         try:
             if wiring.settings.kafka.bootstrap_servers is None:
-                leave(wiring.run_dir, board, reading, timeout_s=_LEAVE_S)
+                began = time.monotonic()
+                mark = leave(wiring.run_dir, board, reading, timeout_s=_LEAVE_S)
+                own = learned_mark_of(wiring.run_dir)
+                if mark is not None and reading.fill(_LEAVE_S - (time.monotonic() - began)):
+                    leave_learned(wiring.run_dir, board, mark, own)
         except TracegradError as error:
             logger.warning("page: the next page reads the topics again: %s", error)
         reading.close()
@@ -96,7 +118,7 @@ def serve_ended(wiring: Wiring, *, port: int, stop: threading.Event) -> None:
 
     def read() -> None:
         try:
-            keep_broker(wiring.run_dir, board, stop)
+            keep_broker(wiring.run_dir, board, stop, kept.mark if kept is not None else None)
         except TracegradError as error:
             failed.append(error)
             stop.set()
@@ -116,11 +138,3 @@ def serve_ended(wiring: Wiring, *, port: int, stop: threading.Event) -> None:
 def _serve(board: Board, wiring: Wiring, *, port: int, fd: int | None, stop: threading.Event) -> None:
     app = make_app(board, token=wiring.page_token, port=port, stop=stop)
     serve(app, host="127.0.0.1", port=port, fd=fd, stop=stop, name="page", grace_s=_GRACE_S)
-
-
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_secrets(inner) for key, inner in value.items() if key not in _SECRET}
-    if isinstance(value, list | tuple):
-        return [_without_secrets(inner) for inner in value]
-    return value

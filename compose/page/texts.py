@@ -1,7 +1,7 @@
-"""What the page is told beside topics: the text of tokens, and what calls are worth by the run's rules.
+"""What the page is told beside topics: the text of tokens, what calls are worth by the run's rules, the run's tasks.
 
 In: a run. Out: functions for its views. Failure: a run whose policy's tokenizer lies nowhere here has none, and the
-page shows what records tell.
+page shows what records tell; RequestError: a file of tasks cannot be read, and no other has the task.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from tracegrad.consumers.page.board import Worth
+from tracegrad.producers.tasks.dataset import read_tasks
+from tracegrad.schemas.errors import ConfigurationError, RequestError
 from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.rollouts import Reward
+from tracegrad.schemas.records.tasks import Task
 from tracegrad.streams.explain import explain
+from tracegrad.streams.ratings import rated_anew
 
 from ..run.wiring import Wiring
 
-__all__ = ["explain_by", "pieces_in", "pieces_of"]
+__all__ = ["explain_by", "find_task_in", "pieces_in", "pieces_of"]
 
 logger = logging.getLogger(__name__)
 _FILE = "tokenizer.json"
@@ -54,11 +59,12 @@ def pieces_in(file: Path) -> Callable[[Sequence[int]], list[str]] | None:
     return pieces
 
 
-def explain_by(wiring: Wiring) -> Callable[[Episode], Mapping[str, Worth]]:
-    """By the run's `[credit]` and `[air]`."""
+def explain_by(wiring: Wiring) -> Callable[[Episode, Sequence[Reward]], Mapping[str, Worth]]:
+    """By the run's `[credit]` and `[air]`, and by what was said of a captured one behind its close."""
     credit, air = wiring.settings.credit, wiring.settings.air
 
-    def of(episode: Episode) -> dict[str, Worth]:
+    def of(episode: Episode, said: Sequence[Reward]) -> dict[str, Worth]:
+        episode = rated_anew(episode, said) if said else episode
         return {
             one.call_id: Worth(
                 one.credit.return_, [(part.what, part.value, part.factor, part.why) for part in one.parts]
@@ -67,3 +73,25 @@ def explain_by(wiring: Wiring) -> Callable[[Episode], Mapping[str, Worth]]:
         }
 
     return of
+
+
+def find_task_in(wiring: Wiring) -> Callable[[str], Task | None]:
+    """In the run's files, as they are now. Raises RequestError where one that may have it cannot be read."""
+    tasks = wiring.settings.tasks
+    files = [file for file in (tasks.file, tasks.eval_file) if file is not None] if tasks is not None else []
+
+    def find(id_: str) -> Task | None:
+        errors = []
+        for file in files:
+            try:
+                found = next((one for one in read_tasks(file) if one.id == id_), None)
+            except ConfigurationError as error:
+                errors.append(str(error))
+                continue
+            if found is not None:
+                return found
+        if errors:
+            raise RequestError(f"task {id_!r} is not to be had: {'; '.join(errors)}", status=404)
+        return None
+
+    return find

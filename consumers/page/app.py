@@ -3,9 +3,12 @@
     /, /system, /data/TOPIC, ...     a view, whole; its part alone for htmx
     /events?of=PATH                  the view at PATH, live
     /json?of=PATH                    its numbers, for charts
+    /task/EPISODE                    its task, a file to save
+    /rate/EPISODE                    POST: a score, to the run's rewards gateway
     /static/...                      vendored scripts and our own
 
-In: a board, a token, the port. Out: an ASGI application. Invariants: GET alone; nothing without the token (guard.py).
+In: a board, a token, the port. Out: an ASGI application. Invariants: GET alone, but for a score; nothing without the
+token (guard.py).
 Failure: a view's error is a page that says it, with its status.
 """
 
@@ -14,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -30,7 +33,9 @@ from tracegrad.schemas.errors import RequestError, TracegradError, UnavailableEr
 from . import data, run, system
 from .board import Ask, Board
 from .episodes import episode, group, groups, learned
-from .guard import Guard
+from .episodes.rate import rate
+from .episodes.task import line_of, task_of
+from .guard import POSTED, Guard
 from .live import Live
 from .render import STATIC, render
 from .view import View
@@ -39,6 +44,7 @@ __all__ = ["VIEWS", "make_app"]
 
 VIEWS: tuple[View, ...] = (run.VIEW, learned.VIEW, groups.VIEW, system.VIEW, data.VIEW, group.VIEW, episode.VIEW)
 """In the order of the page's head."""
+_MAX_BODY, _MAX_FIELDS, _BODY_S = 16 * 1024, 10, 5.0
 _BY_NAME = {view.name: view for view in VIEWS}
 
 
@@ -48,6 +54,8 @@ def make_app(board: Board, *, token: str, port: int, stop: threading.Event) -> A
     routes = [
         Route("/events", page.events),
         Route("/json", page.numbers),
+        Route("/task/{id}", page.task),
+        Route(POSTED + "{id}", page.rate, methods=["POST"]),
         Mount("/static", _Static(directory=STATIC)),
         Route("/{path:path}", page.view),
     ]
@@ -80,7 +88,7 @@ class _Page:
     async def view(self, request: Request) -> Response:
         """A view: whole, or for htmx the part of it that changes."""
         self._board.look()
-        of = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        of = _address(request)
         view, _ = _asked(of)
         drawn = await asyncio.to_thread(self._draw, of)
         if "hx-request" in request.headers:
@@ -111,23 +119,81 @@ class _Page:
             return PlainTextResponse(f"{error}\n", _status(error))
         return Response(msgspec.json.encode(found), media_type="application/json")
 
+    async def task(self, request: Request) -> Response:
+        """An episode's task, as a line of JSON."""
+        self._board.look()
+        id_ = request.path_params["id"]
+        try:
+            line = line_of(await asyncio.to_thread(task_of, self._board, id_))
+        except TracegradError as error:
+            return self._refused(error)
+        # The id is of one that is known, so that it is all digits.
+        headers = {"content-disposition": f'attachment; filename="task-{id_}.jsonl"'}
+        return Response(line, media_type="application/jsonl", headers=headers)
+
+    async def rate(self, request: Request) -> Response:
+        """A score, then the episode again with what became of it."""
+        id_ = request.path_params["id"]
+        try:
+            fields = dict(
+                parse_qsl((await _body(request)).decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+            )
+            key = await asyncio.to_thread(rate, self._board, id_, fields)
+        except (TracegradError, ValueError) as error:
+            told = error if isinstance(error, TracegradError) else RequestError("expected a form, got something else")
+            return self._refused(told)
+        return RedirectResponse(f"/episode/{quote(id_, safe='')}?rated={key}", 303)
+
+    def _refused(self, error: TracegradError) -> Response:
+        part = self._part("error.html", {"error": str(error), "of": ""})
+        model = {"board": self._board, "views": VIEWS, "view": episode.VIEW, "part": part}
+        return HTMLResponse(render("page.html", model), _status(error))
+
     def _draw(self, of: str) -> _Drawn:
         """A view's part of the page."""
         view, ask = _asked(of)
         try:
             if view is None:
                 raise RequestError("no such view; the links above lead to those that there are", status=404)
-            model: dict[str, Any] = {"board": self._board, "of": of, **view.model(self._board, ask)}
-            return _Drawn(render(view.template, model))
+            return _Drawn(self._part(view.template, {"of": of, **view.model(self._board, ask)}))
         except TracegradError as error:
-            return _Drawn(render("error.html", {"error": str(error)}), _status(error))
+            status = _status(error)
+            # What is not there yet is asked for again by the page itself.
+            told = {"error": str(error), "of": of if status == 503 else ""}
+            return _Drawn(self._part("error.html", told), status)
+
+    def _part(self, template: str, model: dict[str, Any]) -> str:
+        """Under why nothing new comes, which any view may wait for."""
+        return render("part.html", {"template": template, "board": self._board, **model})
 
 
 def _asked(of: str) -> tuple[View | None, Ask]:
     """By path and query."""
-    url = urlsplit(of)
-    name, _, rest = unquote(url.path).lstrip("/").partition("/")
-    return _BY_NAME.get(name), Ask(rest, dict(parse_qsl(url.query)))
+    path, _, query = of.partition("?")
+    name, _, rest = unquote(path).removeprefix("/").partition("/")
+    return _BY_NAME.get(name) if name or not rest else None, Ask(rest, dict(parse_qsl(query)))
+
+
+def _address(request: Request) -> str:
+    """Path and query as they were asked for; what a browser's address may be is not for us to parse."""
+    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+async def _body(request: Request) -> bytes:
+    """Of a form, which is short; who sends more, or slowly, is refused."""
+    body = b""
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _MAX_BODY:
+                    raise RequestError(f"expected a form of at most {_MAX_BODY} bytes, got more", status=413)
+    except TimeoutError as error:
+        raise RequestError(f"expected a form within {_BODY_S:g} s, got none", status=408) from error
+    except ClientDisconnect as error:
+        raise RequestError("expected a form, got the end of the connection") from error
+    return body
 
 
 def _status(error: TracegradError) -> int:

@@ -20,19 +20,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import Episode
-from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, Reward
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
+from ..audit.recount import Recount
 from ..index.build import Progress
+from ..index.said import are_prompts_read, episodes_that_said, open_said, positions_of
 from ..index.schema import open_index
 from ..views.recent import Recent
 from ..views.run_state import RunState
+from .asked import NOTHING, Asked
+from .episodes.told import Kept
 
 __all__ = ["About", "Ask", "Board", "TopicCount", "Worth"]
 
@@ -63,6 +66,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str = ""
     settings: Mapping[str, Any] = {}
     """As in config.json, without secrets."""
+    replays: str | None = None
+    """The folder of the run whose history it trains on."""
 
 
 class Ask(NamedTuple):
@@ -94,6 +99,20 @@ class Worth(NamedTuple):
 class Board:
     """One run's. Folded by one thread, read by any under `lock`."""
 
+    revision = 0
+    is_read = False
+    """Whether all that lay on the topics at first is folded."""
+    trouble = ""
+    """Why nothing new comes, for people."""
+    index_progress: Progress | None = None
+    """How far the index is filled; None before it is."""
+    said_progress: Progress | None = None
+    """How far what was said is read, since this page began; None before it is."""
+    learned: Kept | None = None
+    """What was learned, as a page of this run, which has ended, kept it; None: the index and the log tell."""
+    _asked_until: float | None = None
+    _looked_at: float | None = None
+
     def __init__(
         self,
         about: About,
@@ -104,7 +123,8 @@ class Board:
         raw: Log | None = None,
         refusal: Callable[[Topic, Record], str | None] = lambda topic, record: None,
         pieces: Callable[[Sequence[int]], list[str]] | None = None,
-        explain: Callable[[Episode], Mapping[str, Worth]] | None = None,
+        explain: Callable[[Episode, Sequence[Reward]], Mapping[str, Worth]] | None = None,
+        asked: Asked = NOTHING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -112,35 +132,30 @@ class Board:
             log, raw: what verifies of the run's log, and all of it; None until its broker answers.
             refusal: why a record is left out; None: it is not.
             pieces: token ids to the text of each, by the policy's tokenizer, if one is at hand.
-            explain: an episode to what its calls are worth, by the run's rules.
+            explain: an episode, and what was said behind its close, to what its calls are worth by the run's rules.
         """
         self.about, self.topics, self.state = about, topics, state
         self.opened, self._raw, self.refusal = log, raw, refusal
-        self.pieces, self.explain = pieces, explain
-        self._asked_until: float | None = None
+        self.pieces, self.explain, self.beside = pieces, explain, asked.beside
+        self.recount = Recount(asked.recount, self.changed) if asked.recount is not None else None
+        self.targets, self.scrape = asked.targets, asked.scrape
+        self.rater, self.find_task = asked.rater, asked.find_task
         self.lock = threading.RLock()
-        self.revision = 0
-        self.is_read = False
-        """Whether all that lay on the topics at first is folded."""
-        self.trouble = ""
-        """Why nothing new comes, for people."""
         self.running: Recent[str, int] = Recent(_RUNNING)
         """Attempt at work -> when it began, unix ms."""
-        self.serving: dict[str, WeightAck] = {}
-        """Engine -> the last version that it said it serves."""
         self.dead_letters: Counter[tuple[str, str]] = Counter()
         """(stage, reason) -> how many."""
         self.counts: dict[Topic, TopicCount] = {}
         self.ends: dict[Topic, Mapping[int, Offsets]] = {}
         self.positions: Mapping[TopicPartition, int] = {}
         """How far the folded topics are folded."""
-        self.index_progress: Progress | None = None
-        """How far the index is filled; None before it is."""
         self.is_indexed = about.is_live
         """Whether the index lacks nothing, or of a live run the last."""
         self.index_path = Path(about.folder, "index.sqlite")
+        self.said_path = Path(about.folder, "said.sqlite")
+        self.said_wanted = threading.Event()
+        """Set when somebody searches what was said; whoever reads it clears it."""
         self._clock = clock
-        self._looked_at: float | None = None
         self.wanted = threading.Event()
         """Set when somebody asks for the index; whoever fills it clears it."""
         self._names = {topics.name(topic): topic for topic in Topic}
@@ -163,6 +178,13 @@ class Board:
         self._asked_until = max(self._asked_until or 0.0, self._clock() + _HELD_S)
         return self.opened
 
+    def needed_log(self) -> Log:
+        """The same. Raises UnavailableError until it answers, upon which a view asks again by itself."""
+        log = self.log
+        if log is None:
+            raise UnavailableError("the run's broker does not answer yet; it is being started")
+        return log
+
     @property
     def raw(self) -> Log | None:
         """All of it, likewise; and to have it kept, since people read on with scripts."""
@@ -178,6 +200,7 @@ class Board:
         """Neither the log nor the index is to be had, until a view asks again."""
         self._asked_until = None
         self.wanted.clear()
+        self.said_wanted.clear()
         self.say(trouble)
 
     def look(self) -> None:
@@ -204,8 +227,36 @@ class Board:
     def index(self) -> Iterator[sqlite3.Connection]:
         """The run's index, as far as it is filled; to ask is to have it filled on. A connection of one thread."""
         self.wanted.set()
-        with contextlib.closing(open_index(self.index_path)) as connection:
+        with open_index(self.index_path) as connection:
             yield connection
+
+    @property
+    def lacks_episodes(self) -> bool:
+        """Whether the index is still being filled for the first time, so that what it does not hold may be there."""
+        progress = self.index_progress
+        if progress is None:
+            return self.about.is_live or not self.is_indexed
+        return progress.num_read < progress.num_records
+
+    def episodes_that_said(self, text: str, limit: int) -> list[str]:
+        """The newest episodes in which it was said, as far as is read; to ask is to have it read on."""
+        with open_said(self.said_path) as connection:
+            if not self._has_said(connection):
+                self.said_wanted.set()
+            return episodes_that_said(connection, text, limit)
+
+    def _has_said(self, connection: sqlite3.Connection) -> bool:
+        """Whether all was read, of a run that has ended."""
+        ends, at = self.ends.get(Topic.EPISODES), positions_of(connection)
+        if not at:  # not yet, or no more
+            self.said_progress = None
+        if are_prompts_read(connection) != (self.pieces is not None):
+            return False
+        if self.about.is_live or ends is None or any(at.get(number, 0) < kept.end for number, kept in ends.items()):
+            return False
+        num = sum(kept.end for kept in ends.values())
+        self.said_progress = Progress(num, num)
+        return True
 
     def begin_of(self, topic: Topic) -> int:
         """How many records a topic has lost to retention, as far as is known."""
@@ -219,10 +270,6 @@ class Board:
         elif topic is Topic.DEAD_LETTERS:
             fields = dead_letter_fields(record.headers)
             self.dead_letters[fields.get("stage", "?"), fields.get("reason", "?")] += 1
-        elif topic is Topic.WEIGHT_ACKS:
-            with contextlib.suppress(RecordError):
-                ack = WEIGHT_ACKS.decode(record.value)
-                self.serving[ack.engine_id] = ack
         else:
             self.state.fold(record, self._clock())
 

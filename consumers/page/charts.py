@@ -22,6 +22,9 @@ __all__ = ["Chart", "Charts", "Series", "alarm_spells", "charts_of"]
 
 _POINTS = 1_000
 _SMOOTH = 10
+_USUAL, _FAR, _ROOM = 0.9, 3.0, 1.5
+"""Nine of ten steps take no longer than the usual time; where one takes three times as long the picture ends at one and
+a half of it."""
 Values = Sequence[float | None]
 
 
@@ -31,10 +34,12 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     values: Values
     form: str = "line"
-    """`line`, `faint`, `strong`, or `points`, which may have whiskers."""
+    """`line`, `faint`, `strong`, `over`: of another run; or `points`, which may have whiskers."""
     low: Values = ()
     """The whiskers' lower ends; empty: none."""
     high: Values = ()
+    hue: int = 0
+    """1 to 8; 0: that of its place."""
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +52,10 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     is_stacked: bool = False
     is_share: bool = False
     """Whether its values lie between 0 and 1."""
+    steps: list[float] = []
+    """An axis of its own; empty: that of all."""
+    top: float | None = None
+    """Where the picture ends; None: at the greatest value."""
 
 
 class Charts(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +72,7 @@ def charts_of(steps: Sequence[TrainingStep], passes: Sequence[HeldOut]) -> Chart
     rows = _Rows(steps, passes)
     charts = [
         Chart(id="reward", title="Reward", unit="final reward", series=[*rows.smoothed("reward"), *rows.held_out()]),
-        Chart(id="rules", title="Reward by rule", unit="a rollout", series=rows.by_key("reward_parts")),
+        Chart(id="rules", title="Reward by part and rule", unit="a rollout", series=rows.by_key("reward_parts")),
         Chart(
             id="tools",
             title="Tool calls that succeed",
@@ -88,9 +97,7 @@ def charts_of(steps: Sequence[TrainingStep], passes: Sequence[HeldOut]) -> Chart
             ],
         ),
         Chart(id="speed", title="Tokens a second", unit="trained tokens/s", series=[rows.speed()]),
-        Chart(
-            id="time", title="Where a step's time goes", unit="seconds", is_stacked=True, series=rows.by_key("seconds")
-        ),
+        _time(rows.by_key("seconds")),
     ]
     return Charts(
         steps=rows.steps,
@@ -165,6 +172,18 @@ def alarm_spells(steps: Sequence[TrainingStep]) -> dict[str, list[tuple[int, int
                 spells.append((step.step, step.step))
         before = frozenset(step.alarms)
     return found
+
+
+def _time(series: list[Series]) -> Chart:
+    """What few steps waited for, an engine that loads or a run that was stopped, does not flatten all others."""
+    sums = [sum(value or 0.0 for value in of_step) for of_step in zip(*(one.values for one in series), strict=True)]
+    usual = sorted(sums)[math.ceil(_USUAL * (len(sums) - 1))] if sums else 0.0
+    top = _ROOM * usual if sums and max(sums) > _FAR * usual > 0 else None
+    beyond = [value for value in sums if top is not None and value > top]
+    said = f"; {len(beyond)} beyond the picture, up to {max(beyond):.0f}" if beyond else ""
+    return Chart(
+        id="time", title="Where a step's time goes", unit=f"seconds{said}", is_stacked=True, series=series, top=top
+    )
 
 
 def _speed(row: TrainingStep | None) -> float | None:

@@ -25,6 +25,8 @@ __all__ = ["VIEW", "Peeked", "snippet"]
 PUBLIC = {spec.topic.value: spec for spec in REGISTRY if spec.public}
 COUNTS = (20, 50, 200)
 """How many may be asked for."""
+_FEW = frozenset({Topic.TRANSITIONS})
+"""Whose records are large: of these the least number alone."""
 _MAX_TEXT = 20_000
 """Characters of one record: a group's tensors have millions."""
 _PATIENCE_S = 5.0
@@ -48,13 +50,14 @@ def model(board: Board, ask: Ask) -> dict[str, Any]:
     if ask.rest and ask.rest not in PUBLIC:
         raise RequestError(f"no public topic {ask.rest!r}; {nearest(ask.rest, PUBLIC)}", status=404)
     asked = ask.query.get("n", "")
-    num = int(asked) if asked in map(str, COUNTS) else COUNTS[0]
     chosen = PUBLIC.get(ask.rest)
+    counts = COUNTS[:1] if chosen is not None and chosen.topic in _FEW else COUNTS
+    num = int(asked) if asked in map(str, counts) else COUNTS[0]
     return {
         "topics": list(PUBLIC.values()),
         "chosen": chosen,
         "num": num,
-        "counts": COUNTS,
+        "counts": counts,
         "full_name": board.topics.name(chosen.topic) if chosen else "",
         "records": last_records(board, chosen.topic, num) if chosen else [],
         "snippet": snippet(board, chosen.topic) if chosen else "",
@@ -107,7 +110,7 @@ def snippet(board: Board, topic: Topic) -> str:
             "from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest\n",
             _OTLP.format(kind="ExportLogsServiceRequest"),
         ),
-        Topic.LLM_CALLS: ("import msgpack\n", "    print(msgpack.unpackb(message.value()))\n"),
+        Topic.LLM_CALLS: ("import msgspec\n", "    print(msgspec.msgpack.decode(message.value()))\n"),
         Topic.TRANSITIONS: ("import pyarrow as pa\n", _ARROW),
         Topic.DEAD_LETTERS: ("", _BYTES),
     }.get(topic, ("import json\n", "    print(json.loads(message.value()))\n"))
@@ -117,7 +120,7 @@ def snippet(board: Board, topic: Topic) -> str:
 
 consumer = Consumer({{
     "bootstrap.servers": "{board.about.bootstrap_servers}",
-    "group.id": "my-tap",
+    "group.id": "my-tap-{topic.value}",
     "auto.offset.reset": "earliest",
 }})
 consumer.subscribe(["{board.topics.name(topic)}"])

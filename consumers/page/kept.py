@@ -18,11 +18,12 @@ from tracegrad.schemas.log.protocol import Offsets, Record
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessStatus
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.topics import Topic, Topics
 
 from .board import Board, TopicCount
+from .episodes.told import Kept as Learned
 
-__all__ = ["MAX_BYTES", "Kept", "keep", "read_kept", "restore"]
+__all__ = ["MAX_BYTES", "Kept", "folded", "keep", "read_kept", "restore"]
 
 MAX_BYTES = 64 * 1024 * 1024
 """20,000 steps and as many versions; a file of more would take longer to read than the topics."""
@@ -43,6 +44,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     ends: dict[Topic, dict[int, Offsets]]
     settings: dict[str, Any]
     """The run's, without secrets."""
+    learned: Learned | None = None
+    """None: the index was not filled, or a record was gone."""
 
     def __repr__(self) -> str:
         return f"Kept({self.run}, {len(self.records)} records)"
@@ -59,9 +62,13 @@ def keep(board: Board, mark: str) -> bytes | None:
             counts={topic: count._replace(per_s=None) for topic, count in board.counts.items()},
             ends={topic: dict(ends) for topic, ends in board.ends.items()},
             settings=dict(board.about.settings),
+            learned=board.learned,
         )
-    data = msgspec.msgpack.encode(kept)
-    return data if len(data) <= MAX_BYTES else None
+    for one in (kept, msgspec.structs.replace(kept, learned=None)):
+        data = msgspec.msgpack.encode(one)
+        if len(data) <= MAX_BYTES:
+            return data
+    return None
 
 
 def read_kept(data: bytes, run: RunHash) -> Kept | None:
@@ -76,15 +83,21 @@ def read_kept(data: bytes, run: RunHash) -> Kept | None:
 def restore(board: Board, kept: Kept) -> None:
     """Fills a board that is empty."""
     with board.lock:
-        for topic, value in kept.records:
-            record = Record(topic=board.topics.name(topic), partition=0, offset=0, key=None, value=value)
+        for record in folded(kept, board.topics):
             board.fold(record)
         for stage, reason, num in kept.dead_letters:
             board.dead_letters[stage, reason] = num
         board.counts = kept.counts
         board.ends = dict[Topic, Mapping[int, Offsets]](kept.ends)
+        board.learned = kept.learned
         board.is_read = True
         board.changed()
+
+
+def folded(kept: Kept, topics: Topics) -> Iterator[Record]:
+    """What it keeps of the topics, to be folded in this order."""
+    for topic, value in kept.records:
+        yield Record(topic=topics.name(topic), partition=0, offset=0, key=None, value=value)
 
 
 def _records(board: Board) -> Iterator[tuple[Topic, bytes]]:
@@ -101,7 +114,7 @@ def _records(board: Board) -> Iterator[tuple[Topic, bytes]]:
         yield Topic.WEIGHTS, WEIGHTS.encode(one)
     for held_out in state.held_out.by_number.values():
         yield Topic.WEIGHTS, WEIGHTS.encode(held_out)
-    for ack in board.serving.values():
+    for ack in state.acks.values():
         yield Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack)
     statuses: list[ProcessStatus] = [*state.reports.values(), *state.supervised.values()]
     for status in statuses:

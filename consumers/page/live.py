@@ -59,7 +59,11 @@ class Live:
             revision = self._board.revision
             known = self._known.get(of)
             if known is None or known.revision != revision:
-                html = await asyncio.to_thread(self._draw, of)
+                try:
+                    html = await asyncio.to_thread(self._draw, of)
+                except BaseException:
+                    self._making.pop(of, None)
+                    raise
                 known = Snapshot(revision, hashlib.sha256(html.encode()).hexdigest()[:16], html)
                 self._known[of] = known
                 while len(self._known) > _KEPT:

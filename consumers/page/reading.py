@@ -1,4 +1,5 @@
-"""The page's threads: one folds the cheap topics, one measures while somebody looks, one fills the index when asked.
+"""The page's threads: one folds the cheap topics, one measures while somebody looks, one fills the index, one
+reads what was said, when asked.
 
 In: the board and its log. Out: the board, up to date. Invariants: they only read; no more is read than views show, so
 that a page that nobody looks at costs next to nothing; the index is filled in its own short transactions. Failure: a
@@ -9,21 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 
-from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.errors import TracegradError, UnavailableError
 from tracegrad.schemas.log.follow import follow
-from tracegrad.schemas.log.protocol import Offsets, TopicPartition
+from tracegrad.schemas.log.protocol import Log, Offsets, TopicPartition
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
 
 from ..index.build import Progress, catch_up
+from ..index.said import catch_up_said, open_said
 from ..index.schema import open_index
 from .board import Board, TopicCount
 
-__all__ = ["FOLDED", "Reading"]
+__all__ = ["FOLDED", "Reading", "read_said"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +60,25 @@ class Reading:
             folds: whether the board lacks what lies on the topics.
         """
         self._board, self._stop, self._starts = board, stop, starts
-        self.is_filling = False
-        """Whether the index is being filled."""
-        self.has_filled = False
-        """Whether it was filled to the end that the topics had."""
-        work = [("measure", self._measure), ("index", self._fill), *([("fold", self._fold)] if folds else [])]
+        self._busy: set[str] = set()
+        """What is being done that somebody asked for."""
+        self.num_filled = 0
+        """How often it was filled to the end that the topics had."""
+        work = [
+            ("measure", self._measure),
+            ("index", lambda: self._as_asked("index", board.wanted, self._fill)),
+            ("said", lambda: self._as_asked("said", board.said_wanted, lambda: read_said(board, stop))),
+        ]
+        work += [("fold", self._fold)] if folds else []
         self._threads = [
             threading.Thread(target=self._again, args=(name, what), name=f"page-{name}", daemon=True)
             for name, what in work
         ]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being read that somebody asked for."""
+        return bool(self._busy)
 
     def start(self) -> None:
         """Begins; the topics must exist, or are waited for."""
@@ -98,11 +111,26 @@ class Reading:
             board.changed()
         return True
 
+    def fill(self, timeout_s: float) -> bool:
+        """Brings the index up to date by itself. False: it lacks something after so long. Raises UnavailableError."""
+        until = time.monotonic() + timeout_s
+
+        def stop_late(progress: Progress) -> None:
+            if time.monotonic() > until and progress.num_read < progress.num_records:
+                raise TimeoutError
+
+        with contextlib.suppress(TimeoutError):
+            self._catch_up(stop_late)
+            return True
+        return False
+
     def _again(self, name: str, what: Callable[[], None]) -> None:
         while not self._stop.is_set():
             try:
                 what()
-            except TracegradError as error:
+            except (TracegradError, sqlite3.Error) as error:
+                if self._stop.is_set():
+                    return
                 logger.warning("page: %s: %s", name, error)
                 self._board.say(f"nothing new is read: {error}")
                 self._stop.wait(_AGAIN_S)
@@ -151,32 +179,32 @@ class Reading:
                         board.changed()
             self._stop.wait(_MEASURE_S if board.is_watched else _POLL_S)
 
+    def _as_asked(self, name: str, wanted: threading.Event, what: Callable[[], None]) -> None:
+        """Once each time that somebody asks, and of a live run not at once again."""
+        while not self._stop.is_set():
+            if not wanted.wait(_POLL_S):
+                continue
+            self._busy.add(name)
+            wanted.clear()
+            try:
+                what()
+            finally:
+                self._busy.discard(name)
+            self._stop.wait(_FILL_S if self._board.about.is_live else 0.0)
+
     def _fill(self) -> None:
         board = self._board
-        while not self._stop.is_set():
-            if not board.wanted.wait(_POLL_S):
-                continue
-            self.is_filling = True
-            board.wanted.clear()
-            assert board.opened is not None
-            try:
-                with closing(open_index(board.index_path)) as connection:
-                    catch_up(
-                        board.opened,
-                        board.topics,
-                        board.about.policy,
-                        connection,
-                        tell=self._tell,
-                        patience_s=_PATIENCE_S,
-                    )
-                self.has_filled = True
-                if not board.is_indexed:
-                    board.is_indexed = True
-                    board.changed()
-            finally:
-                self.is_filling = False
-            if self._stop.wait(_FILL_S if board.about.is_live else _POLL_S):
-                return
+        self._catch_up(self._tell)
+        self.num_filled += 1
+        if not board.is_indexed:
+            board.is_indexed = True
+            board.changed()
+
+    def _catch_up(self, tell: Callable[[Progress], None]) -> None:
+        board = self._board
+        assert board.opened is not None
+        with open_index(board.index_path) as connection:
+            catch_up(board.opened, board.topics, board.about.policy, connection, tell=tell, patience_s=_PATIENCE_S)
 
     def _tell(self, progress: Progress) -> None:
         if progress != self._board.index_progress:
@@ -184,13 +212,30 @@ class Reading:
             self._board.changed()
 
 
+def read_said(board: Board, stop: threading.Event | None = None) -> None:
+    """What was said since, into its file. Blocks. Raises UnavailableError."""
+
+    def tell(progress: Progress) -> None:
+        board.said_progress = progress
+
+    with open_said(board.said_path) as connection:
+        catch_up_said(_log(board), board.topics.name(Topic.EPISODES), connection, board.pieces, tell=tell, stop=stop)
+
+
+def _log(board: Board) -> Log:
+    """Taken once for a whole measure: a broker that no view needs any more may leave the board in the midst of one."""
+    if board.opened is None:
+        raise UnavailableError("the run's broker has been closed, since no view needs it")
+    return board.opened
+
+
 def _ends(board: Board) -> dict[Topic, Mapping[int, Offsets]]:
-    assert board.opened is not None
+    log = _log(board)
     found: dict[Topic, Mapping[int, Offsets]] = {}
     for topic in Topic:
         # One that was renamed away, or may not be read, hides no other.
         with contextlib.suppress(ValueError, LookupError):
-            found[topic] = board.opened.offsets(board.topics.name(topic))
+            found[topic] = log.offsets(board.topics.name(topic))
     return found
 
 
@@ -214,11 +259,11 @@ def _end(kept: Mapping[int, Offsets]) -> int:
 
 
 def _lag(board: Board, ends: Mapping[Topic, Mapping[int, Offsets]]) -> dict[Topic, dict[Stage, int]]:
-    assert board.opened is not None
+    log = _log(board)
     lag: dict[Topic, dict[Stage, int]] = {}
     for stage in STREAMS:
         for topic in INPUTS[stage]:
-            committed = board.opened.committed(board.topics.group(stage), board.topics.name(topic))
+            committed = log.committed(board.topics.group(stage), board.topics.name(topic))
             kept = ends.get(topic, {})
             waits = (max(0, at.end - committed.get(number, at.begin)) for number, at in kept.items())
             lag.setdefault(topic, {})[stage] = sum(waits)

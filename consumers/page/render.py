@@ -6,6 +6,7 @@ model lacks is an error.
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ __all__ = ["STATIC", "render"]
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
+
+_WORD = re.compile(r"[a-z_]{1,60}")
+"""Of ours, such as why a group did not train: what may stand in a link."""
 
 
 def render(template: str, model: dict[str, Any]) -> str:
@@ -38,6 +42,7 @@ def _environment() -> Environment:
         finalize=_seen,
     )
     environment.filters |= {"num": _num, "count": _count, "short": _short, "when": time_text}
+    environment.tests["word"] = lambda text: _WORD.fullmatch(text) is not None
     environment.globals["asset"] = _asset
     return environment
 

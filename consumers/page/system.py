@@ -1,5 +1,7 @@
 """System: the run's parts and what flows between them, and whether the accounts add up.
 
+    /system?recount=1    has the run's ids counted anew, as the audit's recount.py says
+
 In: the board. Out: a model. Invariants: of the board alone, under its lock, but for the audit that a run's end left in
 its folder; a sum is green only when both sides were counted apart. Failure: none; what nobody told is left out.
 """
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tracegrad.schemas.metrics import declared
+from tracegrad.schemas.metrics import Gauge, declared
 from tracegrad.schemas.records.process_status import ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import REGISTRY, Topic
@@ -45,6 +47,7 @@ ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
     ("Around them", ("kafka", "page"), (Topic.PROCESS_STATUS, Topic.DEAD_LETTERS)),
 )
 """The house: room, first words of its processes' names, topics that it writes. As README's figure has them."""
+_MAX_DIGITS = 10
 _PUBLIC = {spec.topic for spec in REGISTRY if spec.public}
 
 
@@ -93,6 +96,10 @@ class Audited(msgspec.Struct, frozen=True):
 def model(board: Board, ask: Ask) -> dict[str, Any]:
     """What the template shows."""
     audited = audited_of(Path(board.about.folder))
+    targets = board.targets() if board.about.is_live else ()
+    asked = ask.query.get("recount", "")
+    if board.recount is not None and board.counts and asked.isdecimal() and len(asked) < _MAX_DIGITS:
+        board.recount.ask(int(asked), sum(count.num for count in board.counts.values()))
     with board.lock:
         state, counts = board.state, board.counts
         processes = processes_of(state.supervised.values(), state.reports.values(), is_live=board.about.is_live)
@@ -110,9 +117,21 @@ def model(board: Board, ask: Ask) -> dict[str, Any]:
             "num_told": board.dead_letters.total(),
             "excluded": sorted(newest.accounting.excluded.items(), key=lambda item: -item[1]) if newest else [],
             "sums": sums_of(newest, counts.get(Topic.TRANSITIONS), board.begin_of(Topic.TRANSITIONS)),
+            "targets": targets,
+            "scrape": board.scrape,
+            "recounted": board.recount.state if board.recount is not None and board.about.is_live else None,
+            "recount_sums": _recounted(board),
             "audited": [] if audited is None or board.about.is_live else _audited_sums(audited),
             "num_missing": audited.num_missing if audited else 0,
         }
+
+
+def _recounted(board: Board) -> list[Sum]:
+    report = board.recount.state.report if board.recount is not None else None
+    if report is None:
+        return []
+    units = (("calls", report.calls), ("episodes", report.episodes), ("groups", report.groups))
+    return [Sum(what, one.total, one.terms) for what, one in (*units, ("feedback", report.feedback)) if one.total]
 
 
 def processes_of(
@@ -133,7 +152,7 @@ def processes_of(
                 pid=one.pid if one and is_live else None,
                 num_restarts=one.num_restarts if one else 0,
                 why=one.why if one else "",
-                counted=_counted(report) if report else [],
+                counted=_counted(report, is_live=is_live) if report else [],
             )
         )
     return found
@@ -170,9 +189,12 @@ def _is_of(process: str, names: tuple[str, ...]) -> bool:
     return any(process == name or process.startswith(f"{name}-") for name in names)
 
 
-def _counted(report: ProcessReport) -> list[str]:
+def _counted(report: ProcessReport, *, is_live: bool) -> list[str]:
+    """Of a process that has ended nothing is open or to come: what it counted, not what it measured last."""
     words = []
     for metric in declared():
+        if isinstance(metric, Gauge) and not is_live:
+            continue
         values = [value for series, value in report.counters.items() if series.partition("{")[0] == metric.name]
         if metric.terminal and values:
             words.append(f"{math.fsum(values):,.0f} {metric.terminal}")

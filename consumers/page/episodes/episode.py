@@ -10,18 +10,21 @@ not known.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracegrad.schemas.errors import RequestError, UnavailableError
+from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.log.protocol import Log
-from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall
+from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.topics import Topics
 
 from ...index.lineage import Lineage, of_episodes
 from ...index.subject import Kind, taken_for
 from ..board import Ask, Board, Worth
 from ..view import View
+from .group import Paid, paid_by
+from .rate import form_of
 from .source import Trained, facts_of, read_episodes, read_spans, read_trained
 from .spans import Bar, waterfall
 from .transcript import Pieces, Said, said
@@ -47,6 +50,9 @@ class Seen(NamedTuple):
     color: str
     is_whole: bool
     has_advantages: bool
+    paid: Sequence[Paid]
+    said: Sequence[tuple[Reward, int]]
+    """What was said of it behind its close, and counted; and of which call, by its number, or 0: of the whole."""
 
 
 def see(
@@ -56,7 +62,7 @@ def see(
     asked: str,
     *,
     pieces: Pieces | None = None,
-    explain: Callable[[Episode], Mapping[str, Worth]] | None = None,
+    explain: Callable[[Episode, Sequence[Reward]], Mapping[str, Worth]] | None = None,
     color: str = "",
     is_whole: bool = False,
 ) -> Seen:
@@ -72,7 +78,7 @@ def see(
     trained = read_trained(log, topics, connection, facts["group"])
     spans = read_spans(log, topics, read.made)
     lineage = of_episodes(connection, [id_], asked, Kind.EPISODE)
-    told = explain(read.episode) if explain is not None else {}
+    told = explain(read.episode, trained.said if trained is not None else ()) if explain is not None else {}
     return view_of(facts, read.episode, trained, spans, lineage, told, pieces=pieces, color=color, is_whole=is_whole)
 
 
@@ -108,16 +114,26 @@ def view_of(
         color=color if color in COLORS else "advantage" if has_advantages else "logprob",
         is_whole=is_whole,
         has_advantages=has_advantages,
+        paid=paid_by([episode]),
+        said=_said(episode, trained.said if trained is not None else ()),
     )
 
 
+def _said(episode: Episode, rewards: Sequence[Reward]) -> list[tuple[Reward, int]]:
+    numbers = {id_: number for number, call in enumerate(episode.calls, 1) for id_ in (call.call_id, *_asked(call))}
+    return [(one, numbers.get(one.target, 0) if one.target is not None else 0) for one in rewards]
+
+
+def _asked(call: EpisodeCall) -> Iterator[str]:
+    return (tool.id for tool in call.tool_calls)
+
+
 def _model(board: Board, ask: Ask) -> dict[str, Any]:
-    if board.log is None:
-        raise UnavailableError("the run's broker does not answer yet; look again in a moment")
+    log = board.needed_log()
     with board.index() as connection:
         seen = see(
             connection,
-            board.log,
+            log,
             board.topics,
             ask.rest,
             pieces=board.pieces,
@@ -125,7 +141,8 @@ def _model(board: Board, ask: Ask) -> dict[str, Any]:
             color=ask.query.get("color", ""),
             is_whole=ask.query.get("all") == "1",
         )
-    return {"seen": seen, "colors": COLORS, "is_file": False}
+    form = form_of(board, seen.episode, int(seen.facts["at_ms"]), ask.query.get("rated", ""))
+    return {"seen": seen, "colors": COLORS, "is_file": False, "form": form}
 
 
 VIEW = View("episode", "Episode", "episodes/episode.html", _model, is_live=False, is_listed=False)

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.episodes import Episode
 
 from ..board import Ask, Board
@@ -57,6 +56,9 @@ class Group(NamedTuple):
     step: int | None
     has_advantages: bool
     num_unshown: int
+    left_out: Sequence[str]
+    """Why attempts of it train nothing; each reason once."""
+    is_captured: bool
 
 
 def group_of(
@@ -95,6 +97,8 @@ def group_of(
         step=next((one["step"] for one in ordered if one["step"] is not None), None),
         has_advantages=bool(known),
         num_unshown=len(ordered) - len(members),
+        left_out=sorted({member.excluded for member in members if member.excluded}),
+        is_captured=bool(ordered[0]["captured"]),
     )
 
 
@@ -118,12 +122,11 @@ def paid_by(episodes: Iterable[Episode]) -> list[Paid]:
 
 
 def _model(board: Board, ask: Ask) -> dict[str, Any]:
-    if board.log is None:
-        raise UnavailableError("the run's broker does not answer yet; look again in a moment")
+    log = board.needed_log()
     with board.index() as connection:
         facts = facts_of_group(connection, ask.rest)
-        trained = read_trained(board.log, board.topics, connection, ask.rest)
-    records = read_episodes(board.log, board.topics, facts)
+        trained = read_trained(log, board.topics, connection, ask.rest)
+    records = read_episodes(log, board.topics, facts)
     return {"group": group_of(ask.rest, facts, records, trained, board.pieces)}
 
 

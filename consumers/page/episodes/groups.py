@@ -1,7 +1,8 @@
 """The list of groups, to filter and to search. In: the run's index, a question in the URL. Out: a page of rows.
 
     /groups?where=reward<1 tools_failed>0     terms, as `tracegrad episodes --where` has them
-    /groups?q=eval-20                         a task, an agent, a tool, why it was left out, or how an id begins
+    /groups?q=eval-20                         a task, an agent, a tool, why it was left out, how an id begins, or what
+                                              was said in an episode (said.py)
     /groups?before=AT.PLACE                   the next page
 
 Invariant: a filter is the URL's, so a link shows the same. Failure: terms that are not understood are told, with none
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -27,9 +29,12 @@ from ..view import View
 __all__ = ["VIEW", "Found", "find_groups"]
 
 _ROWS = 50
+_MAX_SEARCHED = 200
+_MAX_SAID, _MAX_SAID_WHERE = 500, 50_000
+"""Episodes in which it was said that are looked at, the newest; with terms, of which few may hold of those, more."""
 _BEFORE = re.compile(r"([0-9]{1,16})\.([0-9]{1,16})")
 _SEARCHED = ("task", "agents", "tool", "excluded")
-_ID = re.compile(r"[0-9a-f]{6,32}")
+_ID = re.compile(r"[0-9a-fA-F]{6,32}")
 _USUAL = (
     ("all", ""),
     ("held out", "purpose=validation"),
@@ -37,6 +42,7 @@ _USUAL = (
     ("captured", "captured=yes"),
     ("a tool failed", "tools_failed>0"),
     ("left out", "excluded!=none"),
+    ("rated", "rated>0"),
     ("without a reward", "reward=none"),
 )
 
@@ -50,11 +56,11 @@ class Found(NamedTuple):
     error: str
 
 
-def find_groups(connection: sqlite3.Connection, query: dict[str, str]) -> Found:
-    """By what the URL's query asks."""
+def find_groups(connection: sqlite3.Connection, query: dict[str, str], said: Sequence[str] = ()) -> Found:
+    """By what the URL's query asks; `said` are the episodes in which what is searched was said."""
     where, searched = query.get("where", ""), query.get("q", "").strip()
     try:
-        terms = parse(where, KINDS)
+        terms = parse(where, KINDS, by="Where")
     except ConfigurationError as error:
         return Found([], "", str(error))
     place = _BEFORE.fullmatch(query.get("before", ""))
@@ -63,6 +69,8 @@ def find_groups(connection: sqlite3.Connection, query: dict[str, str]) -> Found:
     for term in _searches(searched) if searched else [None]:
         more = terms if term is None else (*terms, term)
         found += groups_where(connection, Question(terms=more), before=before, limit=_ROWS + 1)
+    if said:
+        found += groups_where(connection, Question(terms=terms), before=before, limit=_ROWS + 1, among=said)
     rows = sorted({one.group: one for one in found}.values(), key=lambda one: (one.at_ms, one.place), reverse=True)
     after = ""
     if len(rows) > _ROWS:
@@ -73,24 +81,37 @@ def find_groups(connection: sqlite3.Connection, query: dict[str, str]) -> Found:
 
 
 def _searches(text: str) -> list[Term]:
-    """Facts in which the text may occur; a term each, any of which may hold."""
-    terms = [Term(field, "=", f"*{text}*") for field in _SEARCHED]
+    """Facts in which the text may occur, as it is or in small letters; a term each, any of which may hold. Of an id its
+    beginning, and of a group's its end, which is what lists show."""
+    terms = [Term(field, "=", f"*{form}*") for field in _SEARCHED for form in dict.fromkeys((text, text.lower()))]
     if _ID.fullmatch(text):
-        terms += [Term(field, "=", f"{text}*") for field in ("episode", "group")]
+        id_ = text.lower()
+        terms += [Term("episode", "=", f"{id_}*"), Term("group", "=", f"{id_}*"), Term("group", "=", f"*{id_}")]
     return terms
 
 
 def _model(board: Board, ask: Ask) -> dict[str, Any]:
+    searched = ask.query.get("q", "").strip()[:_MAX_SEARCHED]
+    most = _MAX_SAID_WHERE if ask.query.get("where") else _MAX_SAID
+    said = board.episodes_that_said(searched, most) if searched else []
     with board.index() as connection:
-        found = find_groups(connection, dict(ask.query))
+        found = find_groups(connection, {**ask.query, "q": searched}, said)
+    read = board.said_progress
+    is_said_filling = bool(searched) and (read is None or read.num_read < read.num_records)
     return {
+        "said": read,
+        "num_cut": most if len(said) >= most else None,
+        "has_prompts": board.pieces is not None,
         "found": found,
         "where": ask.query.get("where", ""),
-        "searched": ask.query.get("q", ""),
+        "searched": searched,
         "is_first": "before" not in ask.query,
         "usual": _USUAL,
         "fields": FIELDS,
         "progress": board.index_progress,
+        "is_said_filling": is_said_filling,
+        "is_filling": is_said_filling or board.lacks_episodes,
+        "of": f"/groups?{urlencode(ask.query)}",
     }
 
 

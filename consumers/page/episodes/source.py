@@ -7,16 +7,20 @@ else cannot be read is left out.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tracegrad.schemas.errors import RecordError, RequestError
-from tracegrad.schemas.log.made_of import MadeOf, made_of, parse_place
+from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, Positions, made_of, parse_place
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.log.where import Term
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
+from tracegrad.schemas.records.rollouts import REWARDS, Reward, piece_id
 from tracegrad.schemas.records.training import ADVANTAGES
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic, Topics
@@ -37,6 +41,7 @@ __all__ = [
 ]
 
 _MAX_SPAN_RECORDS = 1_000
+_MAX_SAID = 100
 _MAX_MEMBERS = 256
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
@@ -67,6 +72,8 @@ class Trained(NamedTuple):
     summary: GroupSummary
     calls: Mapping[str, TrainedCall]
     """By call id."""
+    said: Sequence[Reward] = ()
+    """What was said of its episode behind the close, and counted: no record of `episodes` tells it."""
 
 
 def facts_of(connection: sqlite3.Connection, id_: str) -> dict[str, Any]:
@@ -108,8 +115,28 @@ def read_trained(log: Log, topics: Topics, connection: sqlite3.Connection, group
             summary, rows = decode_group(record.value)
         except RecordError:
             return None
-        return Trained(summary, _with_advantages(_calls(rows), _advantages(log, topics, connection, group)))
+        calls = _with_advantages(_calls(rows), _advantages(log, topics, connection, group))
+        return Trained(summary, calls, _said(log, topics, made_of(record.headers, GroupMadeOf)))
     return None
+
+
+def _said(log: Log, topics: Topics, made: GroupMadeOf | None) -> list[Reward]:
+    """Of two words under one key the last; as it was said."""
+    places = list(islice(_places(made.feedback if made is not None else {}, Topic.REWARDS), _MAX_SAID))
+    last: dict[str, Reward] = {}
+    for record in records_at(log, topics.name(Topic.REWARDS), places):
+        with contextlib.suppress(RecordError):
+            one = REWARDS.decode(record.value)
+            known = last.setdefault(piece_id(one), one)
+            last[piece_id(one)] = max(known, one, key=attrgetter("at_ms"))
+    return sorted(last.values(), key=lambda one: (one.at_ms, piece_id(one)))
+
+
+def _places(positions: Positions, of: Topic) -> Iterator[tuple[int, int]]:
+    for place, ranges in positions.items():
+        topic, partition = parse_place(place) or (None, 0)
+        for begin, end in ranges if topic is of else ():
+            yield from ((partition, offset) for offset in range(begin, end))
 
 
 def _advantages(log: Log, topics: Topics, connection: sqlite3.Connection, group: str) -> Mapping[str, float]:
@@ -147,16 +174,8 @@ def read_spans(log: Log, topics: Topics, made: MadeOf | None) -> list[SpanSeen]:
     """The spans that an episode was made of, as far as a bounded number of records holds them. Blocks."""
     if made is None:
         return []
-    places: dict[int, set[int]] = {}
-    left = _MAX_SPAN_RECORDS
-    for positions in made.parts.values():
-        for place, ranges in positions.items():
-            topic, partition = parse_place(place) or (None, 0)
-            for begin, end in ranges if topic is Topic.OTLP_SPANS else ():
-                taken = range(begin, min(end, begin + left))
-                places.setdefault(partition, set()).update(taken)
-                left -= len(taken)
-    wanted = [(partition, offset) for partition, offsets in places.items() for offset in offsets]
+    places = chain.from_iterable(_places(positions, Topic.OTLP_SPANS) for positions in made.parts.values())
+    wanted = set(islice(places, _MAX_SPAN_RECORDS))
     found: dict[str, SpanSeen] = {}
     for record in records_at(log, topics.name(Topic.OTLP_SPANS), wanted):
         try:

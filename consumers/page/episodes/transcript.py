@@ -23,7 +23,7 @@ from tracegrad.schemas.text import decode_json
 
 from .source import TrainedCall
 
-__all__ = ["Message", "Pieces", "Said", "Token", "ToolUse", "said"]
+__all__ = ["Message", "Pieces", "Said", "Token", "ToolUse", "first_user_message", "said"]
 
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids to the text of each."""
@@ -180,6 +180,12 @@ def _prompt(call: EpisodeCall, pieces: Pieces, is_whole: bool) -> Iterator[Messa
             return
     if text.strip():
         yield Message("prompt", *_cut(text, is_whole))
+
+
+def first_user_message(episode: Episode, pieces: Pieces) -> str | None:
+    """What a user said first, whole; None: the first call's prompt shows no such message."""
+    messages = _prompt(episode.calls[0], pieces, is_whole=True) if episode.calls else ()
+    return next((one.text for one in messages if one.role == "user"), None)
 
 
 def _tokens(call: EpisodeCall, pieces: Pieces, trained: TrainedCall | None, most: int) -> tuple[Token, ...]:

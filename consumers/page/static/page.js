@@ -70,7 +70,7 @@
     beforeNodeMorphed(old, now) {
       if (old.nodeType !== 1) return true;
       if (old.dataset.json) { old.dataset.mark = now.dataset.mark; return false; }
-      if (old.tagName === "DETAILS" && old.open) now.open = true;
+      if (old.tagName === "DETAILS") now.open = old.open;
       return true;
     },
   };
@@ -86,8 +86,14 @@
     return getComputedStyle(probe).color;
   }
   const faint = (rgb) => rgb.replace("rgb(", "rgba(").replace(")", ", 0.35)");
-  const short = (value) => value == null ? "-"
-    : Math.abs(value) >= 1000 ? value.toLocaleString("en", { maximumFractionDigits: 0 }) : String(+value.toPrecision(3));
+  // To three digits, and a tie to the even one, as the server's numbers are.
+  function short(value) {
+    if (value == null) return "-";
+    if (Math.abs(value) >= 1000) return value.toLocaleString("en", { maximumFractionDigits: 0 });
+    if (!value) return "0";
+    const scale = 10 ** (2 - Math.floor(Math.log10(Math.abs(value)))), scaled = value * scale, near = Math.round(scaled);
+    return String(+((Math.abs(scaled % 1) === 0.5 && near % 2 ? near - 1 : near) / scale).toPrecision(3));
+  }
 
   let asked = "", isAsking = false;
   async function refresh() {
@@ -101,6 +107,7 @@
       show(section, await answer.json());
       asked = mark;
     } catch { /* the next snapshot asks again */ } finally { isAsking = false; }
+    if (asked === mark) refresh();  // a snapshot that came meanwhile
   }
   function show(section, numbers) {
     const wanted = new Set(numbers.charts.map((chart) => chart.id));
@@ -124,7 +131,7 @@
     const figure = element("figure", "", section);
     figure.className = "chart";
     const caption = element("figcaption", chart.title, figure);
-    element("small", chart.unit, caption);
+    const unit = element("small", chart.unit, caption);
     const box = element("div", "", figure);
     box.setAttribute("role", "img");
     box.setAttribute("aria-label", chart.title + " by step; the numbers stand in the table below");
@@ -147,37 +154,45 @@
     dark.addEventListener("change", make);
     return {
       names,
-      update(chart, numbers) { now = { chart, numbers }; make(); table(); },
+      update(chart, numbers) { now = { chart, numbers }; unit.textContent = chart.unit; make(); table(); },
       close() { watcher.disconnect(); dark.removeEventListener("change", make); plot.destroy(); figure.remove(); },
     };
   }
+  const axis = (chart, numbers) => chart.steps.length ? chart.steps : numbers.steps;
+  const color = (one, at) => one.form === "strong" || one.form === "faint" ? "--c1" : "--c" + (one.hue || at % 8 + 1);
   function columns(chart, numbers) {
-    if (!chart.is_stacked) return [numbers.steps, ...chart.series.map((one) => one.values)];
-    const sum = numbers.steps.map(() => 0);
-    return [numbers.steps, ...chart.series.map((one) => one.values.map((value, at) => (sum[at] += value ?? 0)))];
+    const steps = axis(chart, numbers);
+    if (!chart.is_stacked) return [steps, ...chart.series.map((one) => one.values)];
+    const sum = steps.map(() => 0);
+    const isThere = steps.map((_, at) => chart.series.some((one) => one.values[at] != null));
+    return [steps, ...chart.series.map((one) => one.values.map((value, at) => isThere[at] ? (sum[at] += value ?? 0) : null))];
   }
+  // Of what is always 0 a chart is not to reach to 100.
+  const reach = (plot, low, high) => low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true);
+  // Where nobody points at a step the legend tells how things stand now.
+  const last = (values) => values.findLast((value) => value != null);
   function options(chart, numbers, width) {
-    const text = paint("--soft"), line = paint("--line");
+    const text = paint("--soft"), line = paint("--line"), steps = axis(chart, numbers);
     const series = chart.series.map((one, at) => {
-      const base = one.form === "strong" || one.form === "faint" ? "--c1" : "--c" + (at % 8 + 1);
-      const hue = paint(base), points = one.form === "points";
+      const hue = paint(color(one, at)), points = one.form === "points";
       return {
         label: one.name,
         stroke: one.form === "faint" ? faint(hue) : hue,
         width: points ? 0 : one.form === "strong" ? 2.2 : one.form === "faint" ? 1 : 1.4,
         fill: chart.is_stacked ? faint(hue) : undefined,
+        dash: one.form === "over" ? [6, 4] : undefined,
         spanGaps: true,
-        points: { show: points || numbers.steps.length < 2, size: points ? 8 : 5, fill: hue },
-        value: (plot, value, number, row) => short(row == null ? null : one.values[row]),
+        points: { show: points || steps.length < 2, size: points ? 8 : 5, fill: hue },
+        value: (plot, value, number, row) => short(row == null ? last(one.values) : one.values[row]),
       };
     });
     const bands = chart.is_stacked ? chart.series.slice(1).map((one, at) => ({ series: [at + 2, at + 1] })) : [];
-    const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui" };
+    const look = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui" };
     return {
-      width, height: 190, series: [{ label: "step", value: (plot, value) => short(value) }, ...series], bands,
+      width, height: 190, series: [{ label: "step", value: (plot, value) => short(value ?? last(steps)) }, ...series], bands,
       cursor: { drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: { range: chart.is_share ? [0, 1.02] : undefined } },
-      axes: [{ ...axis, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, size: 48, values: (plot, ticks) => ticks.map(short) }],
+      scales: { x: { time: false }, y: { range: chart.is_share ? [0, 1.02] : chart.top == null ? reach : [0, chart.top] } },
+      axes: [{ ...look, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...look, size: 48, values: (plot, ticks) => ticks.map(short) }],
       hooks: { draw: [(plot) => decorate(plot, chart, numbers)] },
     };
   }
@@ -195,11 +210,11 @@
     pen.setLineDash([]);
     chart.series.forEach((one, number) => {
       if (!one.low.length) return;
-      pen.strokeStyle = paint("--c" + (number % 8 + 1));
+      pen.strokeStyle = paint(color(one, number));
       pen.lineWidth = 1.6 * devicePixelRatio;
       one.low.forEach((low, at) => {
         if (low == null) return;
-        const x = Math.round(plot.valToPos(numbers.steps[at], "x", true));
+        const x = Math.round(plot.valToPos(axis(chart, numbers)[at], "x", true));
         pen.beginPath();
         pen.moveTo(x, plot.valToPos(low, "y", true));
         pen.lineTo(x, plot.valToPos(one.high[at], "y", true));
@@ -213,9 +228,10 @@
     const head = element("tr", "", element("thead", "", table));
     for (const name of ["step", ...chart.series.map((one) => one.name)]) element("th", name, head).scope = "col";
     const body = element("tbody", "", table);
-    for (let at = numbers.steps.length - 1; at >= 0; at--) {
+    const steps = axis(chart, numbers);
+    for (let at = steps.length - 1; at >= 0; at--) {
       const row = element("tr", "", body);
-      for (const value of [numbers.steps[at], ...chart.series.map((one) => one.values[at])]) {
+      for (const value of [steps[at], ...chart.series.map((one) => one.values[at])]) {
         element("td", short(value), row).className = "n";
       }
     }

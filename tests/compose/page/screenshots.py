@@ -1,13 +1,15 @@
 """Pictures of a run's page, for README and docs: `python -m tests.compose.page.screenshots RUN docs/images`.
 
 In: a run that has ended, by name or folder. Out: a PNG a view, at 1,280 pixels in light, of Run at 390 in dark too. The
-group and the episode are the best attempts of the newest group that trained. Failure: an exception names the view.
+group is the newest that trained in which some attempts won and some did not, the episode its best. Failure: an
+exception names the view.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -24,6 +26,9 @@ _MAX_HEIGHT = 1500
 _READ_MS = 60_000
 _SETTLED_MS = 1_500
 """Charts are drawn behind the page."""
+
+_MIXED = re.compile(r"\b1, 0\.\d+, 0\b")
+"""Rewards of a group: best, mean, worst."""
 
 
 @contextlib.contextmanager
@@ -42,6 +47,8 @@ def served(run: str) -> Iterator[str]:
 def shoot(page: Page, url: str, file: Path) -> None:
     """One view, once its charts are there."""
     page.goto(url)
+    # A view whose broker does not answer yet asks again until it does.
+    page.wait_for_selector("main [hx-get]", state="detached", timeout=_READ_MS)
     page.wait_for_timeout(_SETTLED_MS)
     size = page.viewport_size
     assert size is not None
@@ -67,9 +74,11 @@ def main() -> None:
         page.wait_for_selector("main .pair .talk", timeout=_READ_MS)
         for name in ("", "learned", "groups", "system", "data"):
             shoot(page, f"{base}/{name}", given.out / f"{name or 'run'}.png")
-        page.goto(f"{base}/groups?where=step>0")
-        for name in ("group", "episode"):
-            found = page.query_selector(f"main a[href^='/{name}/']")
+        page.goto(f"{base}/groups?where=step>0 reward=0")
+        rows = page.query_selector_all("main tbody tr")
+        row = next((one for one in rows if _MIXED.search(one.inner_text())), page)
+        for name, within in (("group", row), ("episode", page)):
+            found = within.query_selector(f"a[href^='/{name}/']")
             assert found is not None, f"expected a link to a {name}, got none"
             shoot(page, base + str(found.get_attribute("href")), given.out / f"{name}.png")
         narrow = browser.new_page(viewport={"width": _NARROW, "height": 800}, color_scheme="dark")

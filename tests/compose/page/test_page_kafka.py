@@ -17,8 +17,11 @@ import httpx
 import pytest
 
 from tests.compose.page.serving import Served, eventually, is_there, served
-from tracegrad.compose.history.broker import open_broker
+from tracegrad.compose.history.broker import is_opened, open_broker
 from tracegrad.compose.page.kept import KEPT, current
+from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.wiring import Wiring
+from tracegrad.schemas.topics import Topic
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -109,6 +112,7 @@ def test_seven_tabs_follow_the_run_in_chromium(page: Served, chromium: Browser) 
         eventually(lambda number=number: number.inner_text().startswith("7"), "the seventh step")  # type: ignore[misc]
         tab.wait_for_selector(".chart canvas", timeout=60_000)
     tab = tabs[0]
+    assert tab.locator(".chart .u-legend .u-value").first.inner_text() == "7"
     tab.get_by_text("Numbers").first.click()
     assert tab.locator(".chart .rows tbody tr").first.locator("td").first.text_content() == "7"
     tab.get_by_role("link", name="System").click()
@@ -121,6 +125,36 @@ def test_seven_tabs_follow_the_run_in_chromium(page: Served, chromium: Browser) 
     assert [tab.evaluate("window.broken || []") for tab in tabs] == [[]] * 7
     assert said == []
     context.close()
+
+
+def test_a_tab_that_is_hidden_has_no_stream(page: Served, chromium: Browser) -> None:
+    """It closes its own, and opens one again when it is seen, from where it stood. Chromium without a screen hides no
+    tab, so that the test says to the script that it did."""
+    tab = chromium.new_page()
+    began, ended = list[str](), list[str]()
+    tab.on("request", lambda request: began.append(request.url) if "/events" in request.url else None)
+    tab.on("requestfailed", lambda request: ended.append(request.url) if "/events" in request.url else None)
+
+    def show(is_hidden: str) -> None:
+        tab.evaluate(
+            f"Object.defineProperty(document, 'hidden', {{configurable: true, get: () => {is_hidden}}});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+
+    def has(num_began: int, num_ended: int) -> bool:
+        tab.wait_for_timeout(50)  # else the browser's events are not heard
+        return (len(began), len(ended)) == (num_began, num_ended)
+
+    tab.goto(page.link)
+    eventually(lambda: has(1, 0), "a stream")
+    show("true")
+    eventually(lambda: has(1, 1), "its end")
+    tab.wait_for_timeout(1_000)
+    assert has(1, 1)
+    show("false")
+    eventually(lambda: has(2, 1), "another stream")
+    assert ended == began[:1] and "after=" in began[1]
+    tab.close()
 
 
 def tracegrad(*arguments: str) -> list[str]:
@@ -154,10 +188,14 @@ def test_a_run_that_has_ended_is_shown_beside_its_other_readers(tmp_path: Path) 
     assert stat.S_IMODE((run_dir.path / KEPT).stat().st_mode) == 0o600
     kept = current(run_dir)
     assert kept is not None and len(kept.records) == 2
+    assert kept.learned is not None and kept.learned.told is None
     with opened(run_dir.path) as client, opened(run_dir.path) as second:
         for one in (client, second):
             assert steps_shown(one) == [1, 2]
             assert one.get("/system").status_code == 200
+            assert "No held-out task has ended." in one.get("/").text
+            assert "No held-out task has ended." in one.get("/learned").text
+        assert not is_opened(run_dir)
         episodes = tracegrad("episodes", "--run-dir", str(run_dir.path))
         beside = subprocess.run(episodes, capture_output=True, text=True, timeout=100, check=False)
         assert beside.returncode == 0, beside.stderr
@@ -168,7 +206,7 @@ def test_a_run_that_has_ended_is_shown_beside_its_other_readers(tmp_path: Path) 
         eventually(lambda: "already is the" in second.get("/").text, "who has the broker")
         with opened(run_dir.path) as third:
             assert steps_shown(third) == [1, 2]
-            assert "The run has ended after step 2." in third.get("/").text
+            assert "The run has ended after step 2" in third.get("/").text
     assert not run_dir.is_locked()
     assert current(run_dir) == kept
 
@@ -189,7 +227,28 @@ def test_a_page_without_what_another_left_reads_the_topics_and_leaves_it(tmp_pat
     assert current(run_dir) is None
     with opened(run_dir.path) as client:
         eventually(lambda: steps_shown(client) == [1, 2], "two steps")
-        eventually(lambda: current(run_dir) is not None and not run_dir.is_locked(), "the broker is free")
+        eventually(lambda: is_left(run_dir), "what was learned is left too")
+        eventually(lambda: not run_dir.is_locked() and not is_opened(run_dir), "the broker is free")
+
+
+def is_left(run_dir: RunDir) -> bool:
+    """Whether the next page needs no broker."""
+    kept = current(run_dir)
+    return kept is not None and kept.learned is not None
+
+
+def test_what_was_learned_is_read_anew_once_an_episode_came(tmp_path: Path) -> None:
+    """The curves are still those that another page left."""
+    with served(tmp_path) as live:
+        live.train(1, 2)
+        wiring = live.wiring
+    assert is_left(wiring.run_dir)
+    with open_broker(wiring.run_dir) as servers:
+        writer = Wiring(wiring.run_dir, bootstrap_servers=servers).log().writer()
+        writer.append(wiring.topics.name(Topic.EPISODES), key=b"k", value=b"no episode").result(30)
+        writer.close()
+    kept = current(wiring.run_dir)
+    assert kept is not None and kept.learned is None and len(kept.records) == 2
 
 
 def test_a_page_that_has_nothing_and_gets_no_broker_says_who_has_it(tmp_path: Path) -> None:

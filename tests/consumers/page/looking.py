@@ -16,6 +16,7 @@ from tracegrad.consumers.page.render import render
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.rollouts import Reward
 
 __all__ = ["Elements", "board_over", "draw", "elements_of", "words"]
 
@@ -33,7 +34,7 @@ def board_over(
     path: Path,
     *,
     pieces: Callable[[Sequence[int]], list[str]] | None = words,
-    explain: Callable[[Episode], Mapping[str, Worth]] | None = None,
+    explain: Callable[[Episode, Sequence[Reward]], Mapping[str, Worth]] | None = None,
 ) -> Board:
     """Its index is up to date."""
     index_of(log, path).close()

@@ -63,6 +63,22 @@ def test_charts_of_a_small_run() -> None:
     assert charts["time"].is_stacked and "tools" not in charts
 
 
+def times_of(*waits: float) -> tuple[str, float | None]:
+    """Unit and top of the picture of where the time goes."""
+    steps = [msgspec.structs.replace(step(at + 1), seconds={"wait": wait}) for at, wait in enumerate(waits)]
+    (found,) = (chart for chart in charts_of(steps, []).charts if chart.id == "time")
+    return found.unit, found.top
+
+
+def test_a_long_wait_flattens_no_other_step() -> None:
+    """The picture ends above the usual steps, and says what is beyond it; steps of about one length are shown whole."""
+    assert times_of(62.0, *[2.0] * 11) == ("seconds; 1 beyond the picture, up to 62", 3.0)
+    assert times_of(62.0, *[2.0] * 10, 40.0, *[2.0] * 10)[0] == "seconds; 2 beyond the picture, up to 62"
+    assert times_of(5.0, *[2.0] * 11) == ("seconds", None)
+    assert times_of(*[0.0] * 12) == ("seconds", None)
+    assert times_of(62.0, 2.0) == ("seconds", None)
+
+
 @given(st.lists(numbers, max_size=3_000), st.lists(numbers, max_size=3))
 def test_any_run_gives_numbers_that_fit_together(rewards: list[float | None], means: list[float | None]) -> None:
     """All that goes to the browser is finite or a gap, as long as the axis, and bounded."""

@@ -28,6 +28,7 @@ from tracegrad.consumers.page.episodes.transcript import said
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.where import parse
+from tracegrad.schemas.records.episodes import AppliedReward
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.training import ADVANTAGES, CallAdvantage, GroupAdvantages
 from tracegrad.schemas.topics import Topic
@@ -41,7 +42,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     return board_over(
         log,
         tmp_path_factory.mktemp("index"),
-        explain=lambda episode: {call.call_id: told for call in episode.calls},
+        explain=lambda episode, _: {call.call_id: told for call in episode.calls},
     )
 
 
@@ -125,6 +126,24 @@ def test_a_group_goes_from_best_to_worst_with_the_rule_that_paid(
     assert "No record tells the advantages" in html
 
 
+def test_an_episode_names_the_rules_that_paid_it(board: Board, episodes: list[dict[str, object]]) -> None:
+    """With what each paid, before one opens a call."""
+    facts = next(facts for facts in episodes if facts["step"] is not None)
+    assert board.log is not None
+    small = read_episodes(board.log, TOPICS, [facts])[str(facts["episode"])].episode
+    call = msgspec.structs.replace(small.calls[0], rewards=(AppliedReward(rule="air:tool_success", value=0.5),))
+    paid = msgspec.structs.replace(small, calls=(call, call))
+    html = file_of(view_of(facts, paid, None, [], Lineage(asked="x", kind=Kind.EPISODE), {}), run="test")
+    assert "<code>air:tool_success</code> 1 in 2 calls" in html.split("by rules</dt>")[1]
+
+
+def test_a_group_that_trained_nothing_says_why_at_its_head(board: Board, episodes: list[dict[str, object]]) -> None:
+    """As the list of groups does."""
+    facts = next(facts for facts in episodes if facts["excluded"] == "given_up" and facts["step"] is None)
+    head = draw(board, f"/group/{facts['group']}").split('class="sum"')[1].split("</p>")[0]
+    assert "left out: given_up" in head
+
+
 def test_the_list_leads_to_every_group(board: Board, episodes: list[dict[str, object]]) -> None:
     """And each link of it answers."""
     html = draw(board, "/groups")
@@ -166,6 +185,7 @@ def test_terms_that_are_not_understood_are_told(board: Board) -> None:
     """In the page, with the place; no group is shown, which a wrong filter would seem to have chosen."""
     html = draw(board, "/groups?where=reward%3D%3D%3D1")
     assert 'class="trouble"' in html and "/group/" not in html
+    assert "Where: expected" in html and "--where" not in html, "as the page calls it"
 
 
 def test_a_run_without_a_tokenizer_shows_what_records_tell(

@@ -101,7 +101,7 @@ def board_of(text: str, path: Path) -> Board:
     writer.close()
     worth = Worth(1.0, [(text, 1.0, 0.5, text)])
     return board_over(
-        log, path, pieces=lambda ids: [text for _ in ids], explain=lambda one: {one.calls[0].call_id: worth}
+        log, path, pieces=lambda ids: [text for _ in ids], explain=lambda one, _: {one.calls[0].call_id: worth}
     )
 
 
@@ -149,4 +149,4 @@ def test_links_are_made_of_ids_and_escaped(tmp_path: Path) -> None:
     board = board_of('javascript:alert(1)" x="', tmp_path)
     for _, html in pages(board):
         for part in html.split('href="')[1:]:
-            assert part.startswith(("/learned", "/groups", "/group/", "/episode/")), part[:60]
+            assert part.startswith(("/learned", "/groups", "/group/", "/episode/", "/task/")), part[:60]

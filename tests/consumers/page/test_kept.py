@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.consumers.page.boards import RUN, TOPICS, new_board
+from tests.consumers.page.looking import draw
 from tests.consumers.page.test_charts import step
 from tests.memory_log import MemoryLog
 from tracegrad.consumers.page import run, system
 from tracegrad.consumers.page.board import Ask, Board, TopicCount
+from tracegrad.consumers.page.episodes.told import End, Side, TaskSeen, Told, Tried
+from tracegrad.consumers.page.episodes.told import Kept as Learned
 from tracegrad.consumers.page.kept import keep, read_kept, restore
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.schemas.ids import RunHash
@@ -48,15 +51,38 @@ def read_board(folder: Path) -> Board:
         score=score,
     )
     fold(board, Topic.WEIGHTS, WEIGHTS.encode(held_out))
-    ack = WeightAck(run=RUN, version=2, epoch=2, engine_id="e", policy="policy", load_s=0.1)
+    ack = WeightAck(run=RUN, version=2, epoch=2, engine_id="engine-0", policy="policy", load_s=0.1)
     fold(board, Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack))
     status = SupervisedProcess(process="trainer", state=ProcessState.FATAL, num_restarts=2, why="killed")
     fold(board, Topic.PROCESS_STATUS, PROCESS_STATUS.encode(status))
+    # It was started again since, and stopped before it served anything.
+    again = SupervisedProcess(process="engine", state=ProcessState.RUNNING, since_ms=9)
+    fold(board, Topic.PROCESS_STATUS, PROCESS_STATUS.encode(again))
     board.dead_letters["assemble", "<malformed>"] = 3
     board.counts = {Topic.TRANSITIONS: TopicCount(8, 0.5, {Stage.CREDIT: 1})}
     board.ends = {Topic.TRANSITIONS: {0: Offsets(2, 10)}}
+    board.learned = learned_kept()
     board.is_read = True
     return board
+
+
+def learned_kept() -> Learned:
+    """A task that was lost and is won; the records are gone."""
+    tries = [Tried("t", f"e{at}", 1_000 * at, at, float(at), 1, at) for at in (0, 1)]
+    ends = [
+        End(
+            episode=f"e{at}", partition=0, offset=at, at_ms=1_000 * at, version=at, reward=float(at),
+            state="succeeded", calls=1, tokens=4, tools=at, tools_failed=0, tool=["calculator"] * at,
+        )
+        for at in (0, 1)
+    ]  # fmt: skip
+    task = TaskSeen("t", tries[0], tries[1], 2, 0)
+    sides = [Side(1, at, float(at), 1.0, float(at)) for at in (0, 1)]
+    told = Told(
+        task=task, tries=tries, first=ends[0], last=ends[1], versions=[(1, 1, 0.5)], before=sides[0], after=sides[1],
+        others=[task], num_others=1,
+    )  # fmt: skip
+    return Learned(mark="mark", told=told, records=[b"no record"])
 
 
 def fold(board: Board, topic: Topic, value: bytes) -> None:
@@ -88,6 +114,7 @@ def test_the_next_page_shows_what_the_last_one_showed(tmp_path: Path) -> None:
     restore(again, kept)
     assert run.numbers(again, Ask()) == run.numbers(board, Ask())
     assert run.model(again, Ask()) == run.model(board, Ask())
+    assert "uses calculator now" in draw(again, "/") and not again.asks_log and not again.wanted.is_set()
     board.counts = {topic: one._replace(per_s=None) for topic, one in board.counts.items()}
     assert system.model(again, Ask()) == system.model(board, Ask())
 
@@ -138,3 +165,15 @@ def test_damage_is_never_more_than_a_page_without_it(
         run.model(board, Ask())
         run.numbers(board, Ask())
         system.model(board, Ask())
+        draw(board, "/")
+
+
+def test_what_was_learned_is_left_out_before_the_curves_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file that would be too large; of one that still is, none is made."""
+    board = read_board(tmp_path)
+    whole = keep(board, "mark") or b""
+    monkeypatch.setattr("tracegrad.consumers.page.kept.MAX_BYTES", len(whole) - 1)
+    kept = read_kept(keep(board, "mark") or b"", RUN)
+    assert kept is not None and kept.learned is None and kept.records
+    monkeypatch.setattr("tracegrad.consumers.page.kept.MAX_BYTES", 10)
+    assert keep(board, "mark") is None

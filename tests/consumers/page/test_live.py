@@ -102,6 +102,24 @@ async def test_views_that_are_kept_are_bounded(board: Board) -> None:
     assert len(shown._known) == len(shown._making) == 32
 
 
+async def test_a_view_that_cannot_be_drawn_leaves_nothing_behind(board: Board) -> None:
+    """Whoever asks for many such views is remembered for none; the next to ask is answered."""
+    fails = [True]
+
+    def draw(of: str) -> str:
+        if fails:
+            raise KeyError(of)
+        return "drawn"
+
+    live = Live(board, draw, threading.Event())
+    for number in range(9):
+        with pytest.raises(KeyError):
+            await live.snapshot(f"/{number}")
+    assert not live._making and not live._known
+    fails.clear()
+    assert (await live.snapshot("/0")).html == "drawn"
+
+
 async def test_no_more_clients_than_there_is_room_for(board: Board) -> None:
     """One that leaves makes room for another."""
     shown = Live(board, Drawn(), threading.Event(), max_clients=2)

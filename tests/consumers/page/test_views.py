@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import ast
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
-import msgspec
+import httpx
 import pytest
+from msgspec.structs import replace
 
-from tests.consumers.page.boards import RUN, TOPICS, browser, fold_topics, new_board
+from tests.consumers.page.boards import PORT, RUN, TOPICS, browser, fold_topics, new_board
+from tests.consumers.page.looking import draw
 from tests.consumers.page.test_charts import step
 from tests.memory_log import MemoryLog
+from tracegrad.consumers.index.build import Progress
+from tracegrad.consumers.page import data
 from tracegrad.consumers.page.board import Ask, Board, TopicCount
 from tracegrad.consumers.page.data import last_records, snippet
 from tracegrad.consumers.page.reading import FOLDED, Reading
-from tracegrad.consumers.page.run import now_of
+from tracegrad.consumers.page.run import now_of, pays_most
 from tracegrad.consumers.page.system import Sum, model, processes_of, sums_of
-from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.log.protocol import Offsets, TopicPartition
+from tracegrad.schemas.metrics import CALLS, LAG
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessState, SupervisedProcess
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, GroupRef, RolloutEvent, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
 from tracegrad.schemas.topics import REGISTRY, Stage, Topic
 
 
@@ -70,7 +79,7 @@ def test_agents_at_work_are_those_of_the_run_that_have_not_ended(board: Board, m
 def test_accounts_are_green_only_when_they_add_up() -> None:
     """Consumed by the ledger, and where the trainer stands on `transitions`, of which retention took ten."""
     accounting = Accounting(consumed=7, trained=5, excluded={"stale": 2}, duplicates=1)
-    newest = msgspec.structs.replace(step(1), accounting=accounting, next_offset=8)
+    newest = replace(step(1), accounting=accounting, next_offset=8)
     on_topic = TopicCount(num=2, per_s=None, lag={})
     sums = sums_of(newest, on_topic, begin=10)
     assert sums == [
@@ -78,7 +87,7 @@ def test_accounts_are_green_only_when_they_add_up() -> None:
         Sum("groups on transitions", 12, {"consumed": 7, "read again": 1, "waiting": 4}),
     ]
     assert all(one.holds for one in sums)
-    wrong = msgspec.structs.replace(newest, accounting=msgspec.structs.replace(accounting, trained=4))
+    wrong = replace(newest, accounting=replace(accounting, trained=4))
     assert not sums_of(wrong, None, begin=0)[0].holds
     assert sums_of(None, on_topic, begin=0) == []
 
@@ -89,8 +98,11 @@ def test_what_a_process_that_died_had_counted_is_not_its_successors() -> None:
     report = ProcessReport(process="llm", pid=1, since_ms=0, at_ms=0, counters={"calls": 3.0})
     (live,) = processes_of([told], [report], is_live=True)
     assert (live.state, live.pid, live.num_restarts, live.why, live.counted) == ("running", 2, 1, "exit status 1", [])
-    (ended,) = processes_of([told], [], is_live=False)
-    assert (ended.state, ended.pid) == ("ended", None)
+    counters = {CALLS.name: 3.0, LAG.name: 4.0}
+    last = ProcessReport(process="llm", pid=2, since_ms=0, at_ms=0, counters=counters)
+    (ended,) = processes_of([told], [last], is_live=False)
+    assert (ended.state, ended.pid, ended.counted) == ("ended", None, ["3 calls"]), "nothing is to come any more"
+    assert processes_of([told], [last], is_live=True)[0].counted == ["4 to come", "3 calls"]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"calls": 1}', "[]", "\xff"])
@@ -98,7 +110,9 @@ def test_an_audit_that_cannot_be_read_is_left_out(tmp_path: Path, memory_log: Me
     """It is of another release, or half written."""
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "audit.json").write_text(text, encoding="latin-1")
-    assert model(new_board(tmp_path, memory_log, is_live=False), Ask())["audited"] == []
+    board = new_board(tmp_path, memory_log, is_live=False)
+    assert model(board, Ask())["audited"] == []
+    assert "No audit was made when it ended" in draw(board, "/system")
 
 
 def test_every_topic_has_its_place_in_the_picture(board: Board) -> None:
@@ -120,6 +134,13 @@ def test_the_last_records_are_the_newest_of_all_partitions(tmp_path: Path) -> No
     assert [one.where for one in found] == ["0@30", "0@29", "0@28", "0@27", "0@26"]
     assert (found[0].left_out, found[1].left_out) == ("unsigned", "")
     assert "undecodable" in found[0].said and "step 29" in found[1].said
+
+
+@pytest.mark.parametrize(("topic", "num"), [(Topic.TRANSITIONS, 20), (Topic.REWARDS, 200)])
+def test_of_large_records_few_are_shown(board: Board, topic: Topic, num: int) -> None:
+    """A group's tensors: two hundred of them were seconds, and megabytes of a page."""
+    shown = data.model(board, Ask(topic.value, {"n": "200"}))
+    assert (shown["num"], max(shown["counts"])) == (num, num)
 
 
 @pytest.mark.parametrize("topic", [spec.topic for spec in REGISTRY if spec.public])
@@ -146,6 +167,107 @@ async def test_htmx_gets_the_part_that_changes(board: Board) -> None:
         part = (await client.get("/system", headers={"HX-Request": "true"})).text
         whole = (await client.get("/system")).text
     assert "<html" not in part and part.strip() in whole
+
+
+async def test_a_view_whose_broker_is_not_there_yet_asks_again_by_itself(board: Board) -> None:
+    """One that there is none of does not."""
+    board.disconnect()
+    async with browser(board) as client:
+        waits = await client.get("/episode/ab?color=none")
+        none = await client.get("/no-such-view")
+    assert waits.status_code == 503 and 'hx-get="/episode/ab?color=none" hx-trigger="load' in waits.text
+    assert none.status_code == 404 and "hx-get" not in none.text
+
+
+@pytest.mark.parametrize(
+    "of", ["/", "/learned", "/groups?q=word", "/group/ab", "/episode/ab", "/system", "/data", "/no-such-view"]
+)
+async def test_each_view_says_why_nothing_new_comes(board: Board, of: str) -> None:
+    """In the part that changes, once, as text; and no more once it comes again."""
+    board.disconnect()
+    board.refuse("another reader <has> the broker")
+    async with browser(board) as client:
+        whole = (await client.get(of)).text
+        part = (await client.get(of, headers={"HX-Request": "true"})).text
+        board.say("")
+        again = (await client.get(of, headers={"HX-Request": "true"})).text
+    assert whole.count("another reader &lt;has&gt; the broker") == part.count("another reader &lt;has&gt;") == 1
+    assert "another reader" not in again
+
+
+async def test_a_list_that_is_not_read_yet_does_not_say_that_nothing_fits(board: Board) -> None:
+    """It asks again, for what was asked; once all is read it says what it found."""
+    async with browser(board) as client:
+        waits = (await client.get("/groups?where=reward%3C1")).text
+        board.index_progress = Progress(0, 0)
+        read = (await client.get("/groups?where=reward%3C1")).text
+        empty = (await client.get("/groups")).text
+    assert "are being read" in waits and 'hx-get="/groups?where=reward%3C1"' in waits and "No group fits" not in waits
+    assert "No group fits" in read and "hx-get" not in read
+    assert "No group has an episode yet" in empty
+
+
+async def test_a_run_tells_the_rule_that_pays_most_and_who_serves(board: Board, memory_log: MemoryLog) -> None:
+    """By the newest ten steps; of a run that is over nobody serves any more."""
+    for number in range(1, 12):
+        parts = {"air:a": 9.0 if number == 1 else 0.25, "air:b": 0.5}
+        one = replace(step(number), reward_parts=parts)
+        put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(one))
+    ack = WeightAck(run=RUN, version=10, epoch=1, engine_id="engine-0", policy="policy", load_s=0.5)
+    put(memory_log, Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack))
+    fold_topics(board, memory_log)
+    assert pays_most(board.state.steps) == ("air:b", 0.5) and pays_most([]) is None
+    async with browser(board) as client:
+        live = (await client.get("/")).text
+        board.about = replace(board.about, is_live=False)
+        ended = (await client.get("/")).text
+    assert "<code>air:b</code>" in live and "served 10" in live and "serves version 10" in live
+    assert "served last: version 10" in ended and "serves version" not in ended
+    again = SupervisedProcess(process="engine", state=ProcessState.RUNNING, since_ms=9)
+    put(memory_log, Topic.PROCESS_STATUS, PROCESS_STATUS.encode(again))
+    fold_topics(board, memory_log)
+    async with browser(board) as client:
+        stopped = (await client.get("/")).text
+        board.about = replace(board.about, is_live=True)
+        loads = (await client.get("/")).text
+    assert "served last: version 10" in stopped, "a start that served nothing takes nothing away"
+    assert "No engine serves a version of this run yet" in loads and "served 10" not in loads
+
+
+async def test_why_groups_did_not_train_leads_to_them(board: Board, memory_log: MemoryLog) -> None:
+    """By a word of the trainer's; one that is none leads nowhere."""
+    accounting = Accounting(consumed=5, trained=0, excluded={"stale": 2, "<odd>": 3})
+    put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(replace(step(1), accounting=accounting)))
+    fold_topics(board, memory_log)
+    async with browser(board) as client:
+        html = (await client.get("/system")).text
+    assert '<a href="/groups?where=excluded%3Dstale">stale</a>' in html
+    assert "<td>&lt;odd&gt;</td>" in html and "odd" not in "".join(re.findall('href="([^"]*)"', html))
+
+
+@pytest.mark.parametrize("path", ["//[", "//[/", "//evil.example/", "///", "/%ff", "/groups?q=%ff&where=[", "/?&&=&"])
+async def test_no_address_is_an_error_of_the_server(board: Board, path: str) -> None:
+    """As a view, as its numbers, as its stream; and none is another's name."""
+    async with browser(board) as client:
+        host = f"http://127.0.0.1:{PORT}"
+        for asked in (path, f"/json?of={quote(path)}"):
+            answer = await client.get(httpx.URL(host, raw_path=asked.encode()))
+            assert answer.status_code in (200, 404), asked
+    if path.startswith("//"):
+        assert answer.status_code == 404
+
+
+def test_a_broker_that_is_closed_in_the_midst_of_a_measure_ends_no_thread(tmp_path: Path) -> None:
+    """The measure is of the log that it began with, or fails as others do."""
+
+    class Closed(MemoryLog):
+        def offsets(self, topic: str) -> Mapping[int, Offsets]:
+            closing.disconnect()
+            return super().offsets(topic)
+
+    closing = new_board(tmp_path, Closed())
+    with pytest.raises(UnavailableError, match="closed"):
+        Reading(closing, threading.Event(), starts={}).settle(1.0)
 
 
 def eventually(claim: Callable[[], bool]) -> None:
