@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from tracegrad.producers.runner.agent_environment import inherited, of_task
 from tracegrad.producers.runner.config import AgentConfig
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
@@ -25,7 +27,7 @@ from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from ..die_with_parent import guarded
 from ..loopback import without_proxy
 
-__all__ = ["ChatAgent"]
+__all__ = ["ChatAgent", "moved"]
 
 _HOST = """
 import asyncio, importlib.util, inspect, json, os, sys
@@ -49,6 +51,23 @@ with asyncio.Runner() as runner:
 """
 """Standard library alone: it runs under the agent's own Python."""
 _ENDED, _LATE = "its process ended", "it took too long"
+
+
+def moved(agent: AgentConfig, folder: Path) -> AgentConfig:
+    """The same agent, whose files lie in `folder` now as they lay in the folder that it runs in."""
+    before = Path(agent.cwd or os.getcwd())
+    here = folder.absolute()
+
+    def of(text: str, elsewhere: str) -> str:
+        path = Path(text)
+        is_below = path.is_absolute() and path.is_relative_to(before)
+        return str(here / path.relative_to(before)) if is_below else elsewhere
+
+    if agent.callable is None:
+        return msgspec.structs.replace(agent, command=tuple(of(one, one) for one in agent.argv), cwd=str(here))
+    file, _, name = agent.callable.rpartition(":")
+    found = of(file, str(here / Path(file).name))
+    return msgspec.structs.replace(agent, callable=f"{found}:{name}", cwd=str(here))
 
 
 class ChatAgent:
@@ -134,7 +153,10 @@ class ChatAgent:
         callable_, cwd = self._agent.callable, self._agent.cwd or os.getcwd()
         for path in filter(None, (callable_ and callable_.rpartition(":")[0], cwd)):
             if not Path(path).exists():
-                raise ConfigurationError(f"[agent]: expected {path}, which the run was trained with, got no such file")
+                raise ConfigurationError(
+                    f"[agent]: expected {path}, which the run was trained with, got no such file; if it has moved, "
+                    "say where its folder is: --agent FOLDER"
+                )
         return subprocess.Popen(
             guarded(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(env), cwd=cwd, start_new_session=True
         )

@@ -37,7 +37,8 @@ _LOG_END = 6_000
 
 
 def folder_of(wiring: Wiring, version: int | None) -> tuple[str, int]:
-    """Where a version lies, and its number. None: the best that the held-out tasks found, else the newest.
+    """Where a version lies, and its number. None: the best that the held-out tasks found, else the newest, also where
+    none did better than the model that training began with.
 
     Raises ConfigurationError when it lies nowhere.
     """
@@ -46,7 +47,7 @@ def folder_of(wiring: Wiring, version: int | None) -> tuple[str, int]:
     there = {found: path for path in weights.iterdir() if path.is_dir() and (found := parse_label(path.name))}
     newest = max(there, key=lambda found: (found.epoch, found.version), default=None)
     best = _best(wiring)
-    if version is None and best is not None and Path(best[0]).is_dir():
+    if version is None and best is not None and best[1] > 0 and Path(best[0]).is_dir():
         return best
     wanted = version if version is not None else newest.version if newest is not None else 0
     for found in sorted(there, key=lambda found: found.epoch, reverse=True):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,9 +28,13 @@ def chat(
     run: RunArgument = None,
     question: Annotated[str | None, typer.Argument(help="Ask this and end; else ask until Ctrl-D.")] = None,
     version: Annotated[
-        int | None, typer.Option(min=0, help="This one; else the best of the held-out passes.", show_default=False)
+        int | None,
+        typer.Option(min=0, help="This one; else the best of the held-out passes, or the newest.", show_default=False),
     ] = None,
     before: Annotated[bool, typer.Option("--before", help="Beside it the policy as it was before training.")] = False,
+    folder: Annotated[
+        Path | None, typer.Option("--agent", help="The agent's folder, where it has moved.", show_default=False)
+    ] = None,
     as_json: JsonFlag = False,
     run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
@@ -41,7 +46,7 @@ def chat(
 
     Example: tracegrad chat demo-1 "what is 12 by 7 minus 5?" --before
     """
-    from ..chat.agent import ChatAgent
+    from ..chat.agent import ChatAgent, moved
     from ..chat.relay import Relay
     from ..chat.talk import Talk
 
@@ -51,6 +56,7 @@ def chat(
         raise ConfigurationError(
             f"run {wiring.record.name} has no [agent] that could be asked; speak to its gateway: `tracegrad env`"
         )
+    agent = moved(agent, folder) if folder is not None else agent
     width = None if as_json else shutil.get_terminal_size().columns
     with ExitStack() as open_:
         sides, url, token, is_ours = _sides(wiring, version, before, open_)

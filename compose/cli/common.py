@@ -5,9 +5,11 @@ In: options. Out: a Wiring, or settings for a start. Failure: ConfigurationError
 
 from __future__ import annotations
 
+import logging
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +20,7 @@ from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.section import section_of
 from tracegrad.schemas.text import printable
 
-from ..printable_log import LOG_FORMAT, LogFormat
+from ..printable_log import LOG_FORMAT, LogFormat, log_to_stderr
 from ..run.load import load
 from ..run.run_dir import RunDir
 from ..run.settings import RunSettings
@@ -32,12 +34,15 @@ __all__ = [
     "RunDirOption",
     "RunOption",
     "RunsDirOption",
+    "answering",
     "echo",
     "find_run",
     "help_of",
     "load_settings",
+    "log_as",
     "one_run",
     "reachable_log",
+    "tell_wait",
 ]
 
 DEFAULT_FILE = Path("tracegrad.toml")
@@ -74,6 +79,17 @@ def echo(text: str, *, is_error: bool = False) -> None:
     typer.echo(printable(text), err=is_error)
 
 
+def tell_wait(why: str) -> None:
+    """What a command waits for, beside its answer."""
+    echo(f"tracegrad: {why}", is_error=True)
+
+
+def log_as(form: LogFormat, run: str, process: str = "supervisor") -> None:
+    """Of this command's lines, and of those of the processes that it starts."""
+    os.environ[LOG_FORMAT] = form
+    log_to_stderr(logging.WARNING, "%(message)s", run=run, process=process)
+
+
 def find_run(run: str | None, run_dir: Path | None, runs_dir: Path) -> Wiring:
     """The run that is meant: by folder, by name, else the newest."""
     if run_dir is None and run is not None:
@@ -104,6 +120,16 @@ def load_settings(file: Path | None, flags: Mapping[str, Any], *, for_training: 
     # These two are flags', not the file's.
     environ = {name: value for name, value in os.environ.items() if name not in ("TRACEGRAD_RUNS_DIR", LOG_FORMAT)}
     return load(file, environ=environ, flags=flags, for_training=for_training)
+
+
+@contextmanager
+def answering(wiring: Wiring) -> Iterator[Wiring]:
+    """The run with a log that answers: of one that has ended the broker is opened for as long."""
+    from ..history.broker import readable
+
+    with readable(wiring, say=tell_wait) as opened:
+        reachable_log(opened)
+        yield opened
 
 
 def reachable_log(wiring: Wiring) -> Log:

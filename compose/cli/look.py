@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
@@ -20,13 +19,13 @@ from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_o
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import process_lines, process_rows
 from tracegrad.consumers.views.watch import fold_present, fold_processes, stream_lag
-from tracegrad.schemas.errors import ConfigurationError, RecordError, TracegradError
+from tracegrad.schemas.errors import ConfigurationError, TracegradError
 from tracegrad.schemas.log.follow import follow, read_to_end
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
-from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
+from ..history.broker import is_running
 from ..run.wiring import Wiring
 from .common import (
     RUNS,
@@ -35,6 +34,7 @@ from .common import (
     RunDirOption,
     RunOption,
     RunsDirOption,
+    answering,
     echo,
     find_run,
     one_run,
@@ -62,15 +62,17 @@ def status(
     """
     wiring = find_run(one_run(named, run), run_dir, runs_dir)
     folder = wiring.run_dir
-    is_running = folder.is_locked()
-    outcome = None if is_running else folder.outcome
+    is_up = is_running(folder)
+    outcome = None if is_up else folder.outcome
     state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
-    lag, num_dead, served = _look_at(wiring, state, as_json=as_json) if is_running else (None, 0, {})
+    asked_ms = int(time.time() * 1000)
+    """Silence is counted up to here: reading may take seconds, in which nobody was listened to."""
+    lag, num_dead = _look_at(wiring, state, as_json=as_json) if is_up else (None, 0)
     if as_json:
         fields = {
             "run": wiring.record.name,
             "folder": str(folder.path),
-            "is_running": is_running,
+            "is_running": is_up,
             "outcome": msgspec.to_builtins(outcome),
             "lag": lag,
             "endpoints": msgspec.to_builtins(wiring.endpoints),
@@ -79,25 +81,24 @@ def status(
         }
         echo(json.dumps(fields, indent=2))
     else:
-        echo(f"run {wiring.record.name} ({'running' if is_running else 'not running'}) in {folder.path}")
+        echo(f"run {wiring.record.name} ({'running' if is_up else 'not running'}) in {folder.path}")
         topics = wiring.topics.name(Topic.EPISODES).removesuffix(Topic.EPISODES)
         echo(f"  kafka {wiring.endpoints.bootstrap_servers}, topics {topics}*")
         if outcome is not None:
             echo("\n".join([f"  ended: {outcome.kind}", *(f"    {line}" for line in outcome.why.splitlines())]))
-        results = results_of(state, run=wiring.record.name) if is_running else _written(wiring)
-        for line in _screen(wiring, state, results, served, is_short=sys.stdout.isatty() and not verbose):
+        results = results_of(state, run=wiring.record.name) if is_up else _written(wiring)
+        for line in _screen(wiring, state, results, asked_ms, is_short=sys.stdout.isatty() and not verbose):
             echo("  " + line)
         if lag is not None:
             echo(f"  {lag} records wait or belong to what is still open")
         if num_dead:
             echo(f"  {num_dead} dead letters: `tracegrad tail dead_letters`")
-    raise typer.Exit(0 if is_running else 1)
+    raise typer.Exit(0 if is_up else 1)
 
 
-def _look_at(wiring: Wiring, state: RunState, *, as_json: bool) -> tuple[int | None, int, dict[str, int]]:
-    """Folds what a live run tells: its lag, dead letters, and who serves; without a broker what there was before it
-    left."""
-    lag, num_dead, served = None, 0, dict[str, int]()
+def _look_at(wiring: Wiring, state: RunState, *, as_json: bool) -> tuple[int | None, int]:
+    """Folds what a live run tells: its lag, and dead letters; without a broker what there was before it left."""
+    lag, num_dead = None, 0
     try:
         log, topics = reachable_log(wiring), wiring.topics
         # What an earlier start of the run told lies there too, of processes that are gone.
@@ -105,36 +106,22 @@ def _look_at(wiring: Wiring, state: RunState, *, as_json: bool) -> tuple[int | N
         fold_processes(log, topics, state, since_ms=started_ms)
         lag = stream_lag(log, topics)
         if not as_json:
-            fold_present(log, topics, state, RESULTS_TOPICS)
-            served = _served(log, wiring)
+            fold_present(log, topics, state, (*RESULTS_TOPICS, Topic.WEIGHT_ACKS))
             num_dead = sum(kept.end - kept.begin for kept in log.offsets(topics.name(Topic.DEAD_LETTERS)).values())
     except TracegradError as error:
         echo(f"tracegrad: {error}", is_error=True)
-    return lag, num_dead, served
+    return lag, num_dead
 
 
-def _screen(
-    wiring: Wiring, state: RunState, results: Results | None, served: dict[str, int], *, is_short: bool
-) -> list[str]:
+def _screen(wiring: Wiring, state: RunState, results: Results | None, now_ms: int, *, is_short: bool) -> list[str]:
     """Where the run stands, and its processes; `is_short`: in lines that fit the terminal."""
     width = shutil.get_terminal_size().columns - 3 if is_short else 1_000
     is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
     lines: list[str] = []
     if results is not None and (results.steps or results.held_out):
-        steps = wiring.settings.trainer.steps
+        steps, served = wiring.settings.trainer.steps, {ack.engine_id: ack.version for ack in state.serving}
         lines += glance_lines(results, steps=steps, served=served, width=width, is_ascii=is_ascii)
-    now_ms = int(time.time() * 1000)
     return [*lines, *(process_rows(state, now_ms, width) if is_short else process_lines(state, now_ms))]
-
-
-def _served(log: Log, wiring: Wiring) -> dict[str, int]:
-    """Engine -> the version that it acknowledged last."""
-    name, found = wiring.topics.name(Topic.WEIGHT_ACKS), dict[str, int]()
-    for record in read_to_end(log, name):
-        with contextlib.suppress(RecordError):
-            ack = WEIGHT_ACKS.decode(record.value)
-            found[ack.engine_id] = ack.version
-    return found
 
 
 def _written(wiring: Wiring) -> Results | None:
@@ -165,19 +152,18 @@ def tail(
     if topic not in list(Topic):
         raise ConfigurationError(f"no topic {topic!r}; {nearest(topic, list(Topic))}")
     chosen = Topic(topic)
-    wiring = find_run(run, run_dir, runs_dir)
-    reachable_log(wiring)
-    log, ring = wiring.kafka(), wiring.ring
-    with closing(_records(log, wiring.topics.name(chosen), from_, must_wait=is_following or from_ == "end")) as records:
-        has_any = False
-        for record in islice(records, count):
-            has_any = True
-            refusal = ring.refusal(chosen, record)
-            # Also what rooms leave out is shown, and said to be that.
-            if as_json:
-                echo(json.dumps(json_of(chosen, record) | ({"left_out": refusal} if refusal else {})))
-            else:
-                echo(as_text(chosen, record) + (f" [left out: {refusal}]" if refusal else ""))
+    has_any = False
+    with answering(find_run(run, run_dir, runs_dir)) as wiring:
+        log, ring, name = wiring.kafka(), wiring.ring, wiring.topics.name(chosen)
+        with closing(_records(log, name, from_, must_wait=is_following or from_ == "end")) as records:
+            for record in islice(records, count):
+                has_any = True
+                refusal = ring.refusal(chosen, record)
+                # Also what rooms leave out is shown, and said to be that.
+                if as_json:
+                    echo(json.dumps(json_of(chosen, record) | ({"left_out": refusal} if refusal else {})))
+                else:
+                    echo(as_text(chosen, record) + (f" [left out: {refusal}]" if refusal else ""))
     if not has_any and count != 0:
         echo(f"tracegrad: {topic} of run {wiring.record.name} holds nothing from {from_} on", is_error=True)
 
@@ -232,8 +218,9 @@ def audit(
             f"`tracegrad audit --run-dir {made.source}`; `tracegrad replay` with --dry-run=full compares what rules "
             "make of it"
         )
-    reachable_log(wiring)
-    report = account(wiring, is_live=wiring.run_dir.is_locked())
+    is_live = is_running(wiring.run_dir)
+    with answering(wiring) as opened:
+        report = account(opened, is_live=is_live)
     if as_json:
         echo(msgspec.json.encode(report).decode())
     else:

@@ -52,7 +52,7 @@ def page(
 
     try:
         if _is_over(wiring):
-            echo(link)
+            _tell(link)
             from ..page.serve import serve_ended
 
             serve_ended(wiring, port=at, stop=stop)
@@ -65,10 +65,15 @@ def page(
         echo(f"run {name} serves its page by itself: {wiring.page_link}")
         return
     reachable_log(wiring)
-    echo(link)
+    _tell(link)
     from ..page.serve import serve_live
 
     serve_live(wiring, port=at, stop=stop)
+
+
+def _tell(link: str) -> None:
+    echo(link)
+    echo("open it in a browser; Ctrl-C ends it", is_error=True)
 
 
 def _is_over(wiring: Wiring) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from tracegrad.producers.runner.agent_environment import agent_environment
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..loopback import without_proxy
-from ..printable_log import LOG_FORMAT, LogFormat, log_to_stderr
+from ..printable_log import LOG_FORMAT, LogFormat
 from ..run.pipeline import Part
 from ..run.session import run_session, watch_arrivals
 from ..run.settings import RunSettings
@@ -35,6 +34,7 @@ from .common import (
     find_run,
     help_of,
     load_settings,
+    log_as,
 )
 from .env_forms import Form, written
 
@@ -272,8 +272,7 @@ def _watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
 
 
 def _run(settings: RunSettings, runs_dir: Path, show: Show, log_format: LogFormat, **options: Any) -> NoReturn:
-    os.environ[LOG_FORMAT] = log_format  # for the processes of the run
-    log_to_stderr(logging.WARNING, "%(message)s", run=settings.run, process="supervisor")
+    log_as(log_format, settings.run)
     raise typer.Exit(run_session(settings, runs_dir / settings.run, show, **options))
 
 

@@ -14,7 +14,7 @@ from tracegrad.schemas.topics import REGISTRY
 
 from ..kafka.log import KafkaLog
 from ..kafka.topic_admin import GroupPlan, TopicPlan, create_topics, plan_groups, plan_topics
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, load_settings, reachable_log
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, answering, echo, find_run, load_settings
 
 __all__ = ["app"]
 
@@ -65,14 +65,14 @@ def list_topics(
 
     Example: tracegrad topics list --run mine
     """
-    wiring = find_run(run, run_dir, runs_dir)
-    log = reachable_log(wiring)
-    for spec in REGISTRY:
-        name = wiring.topics.name(spec.topic)
-        offsets = log.offsets(name)
-        count = sum(kept.end - kept.begin for kept in offsets.values())
-        if as_json:
-            fields = {"topic": spec.topic.value, "name": name, "partitions": len(offsets), "records": count}
-            echo(msgspec.json.encode(fields).decode())
-        else:
-            echo(f"{name:40} {len(offsets):2d} partitions {count:9d} records  {spec.value}")
+    with answering(find_run(run, run_dir, runs_dir)) as wiring:
+        log = wiring.log()
+        for spec in REGISTRY:
+            name = wiring.topics.name(spec.topic)
+            offsets = log.offsets(name)
+            count = sum(kept.end - kept.begin for kept in offsets.values())
+            if as_json:
+                fields = {"topic": spec.topic.value, "name": name, "partitions": len(offsets), "records": count}
+                echo(msgspec.json.encode(fields).decode())
+            else:
+                echo(f"{name:40} {len(offsets):2d} partitions {count:9d} records  {spec.value}")

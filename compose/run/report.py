@@ -16,6 +16,7 @@ from tracegrad.consumers.audit.account import Report, Unit, audit
 from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.consumers.views.chart import draw
 from tracegrad.consumers.views.held_out import held_out_text
+from tracegrad.consumers.views.progress import last_steps
 from tracegrad.consumers.views.results import RESULTS_TOPICS, Best, Results, results_of
 from tracegrad.consumers.views.watch import fold_present
 from tracegrad.schemas.errors import UnavailableError
@@ -23,7 +24,7 @@ from tracegrad.schemas.log.follow import PATIENCE_S
 from tracegrad.schemas.records.versions import parse_label
 
 from ..files import write_atomically
-from .run_dir import write_record
+from .run_dir import AUDIT, write_record
 from .session import run_state
 from .show import Show
 from .wiring import Wiring
@@ -40,7 +41,7 @@ def make_report(wiring: Wiring, show: Show) -> bool:
     folder = wiring.run_dir.results
     _make_results(wiring, show, patience_s=PATIENCE_S)
     report = account(wiring, is_live=False)
-    write_record(folder / "audit.json", report)
+    write_record(folder / AUDIT, report)
     show.result("audit", msgspec.to_builtins(report), report_lines(report))
     model = newest_folder(wiring.run_dir.weights)
     show.result(
@@ -131,9 +132,23 @@ def results_lines(results: Results) -> list[str]:
         f"held-out after:  {held_out_text(results.after)}",
         *_best_line(results.best),
         *_unpublished_line(results),
-        f"{results.steps} steps, mean reward of the last ten {last}, staleness mean {results.staleness_mean:.2f} "
-        f"max {results.staleness_max}, sampler and trainer differ by at most {results.logprob_error_max:.1e} nats",
+        *_untrained_line(results),
+        f"{results.steps} steps, mean reward of {last_steps(results.steps)} {last}, "
+        f"staleness mean {results.staleness_mean:.2f} max {results.staleness_max}, "
+        f"sampler and trainer differ by at most {results.logprob_error_max:.1e} nats",
         f"seconds: {phases}",
+    ]
+
+
+def _untrained_line(results: Results) -> list[str]:
+    """Steps that had nothing to compare look like others, but for a curve at rest."""
+    stds = [std for std in results.curves.get("reward_std", []) if std is not None]
+    if not stds or any(stds) or results.version or results.num_unpublished:
+        return []
+    return [
+        "nothing was trained: in each group all rollouts had the same reward, so none was better than its peers; "
+        "tasks that the model solves now and then, AIR rules for a first success (docs/streams.md#air) or a larger "
+        "[tasks] group_size give it a difference to learn from"
     ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
@@ -23,14 +24,17 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from tracegrad.consumers.views.progress import Progress, duration, sampled_text
+from tracegrad.consumers.views.progress import Progress, next_lines, now_line, sampled_text
 from tracegrad.consumers.views.terminal import Event, StepLine
 from tracegrad.schemas.text import printable
 
+from ..printable_log import LOG_FORMAT, LogFormat
 from .settings import RunSettings
 
-__all__ = ["JsonShow", "RichShow", "Show", "choose_show", "introduce", "named"]
+__all__ = ["JsonShow", "RichShow", "Show", "activation", "choose_show", "introduce", "named", "offer"]
 
+_logger = logging.getLogger(__name__)
+_logger.setLevel(logging.INFO)  # whatever is left out of the others
 _HEADER = "  step  version  reward  tools ok  staleness{lag}   open    s"
 _LAG_WIDTH = 7
 _REFRESH = 4
@@ -150,7 +154,7 @@ class RichShow(Show):
         width = self._console.width - 1
         lines = self._progress.lines(width, is_ascii=self._is_ascii) if self._progress is not None else []
         if self._doing:
-            lines = [*lines, f"{self._doing}, {duration(time.monotonic() - self._begun_s)}"[:width]]
+            lines = [*lines, now_line(self._doing, time.monotonic() - self._begun_s, width)]
         return Text("\n".join(lines), style="cyan", no_wrap=True, overflow="crop")
 
     def begin(self, steps: int) -> None:
@@ -183,7 +187,7 @@ class RichShow(Show):
 
 
 class JsonShow(Show):
-    """JSON lines on stdout, `{"kind": ...}`; sentences on stderr."""
+    """JSON lines on stdout, `{"kind": ...}`; sentences on stderr, as lines of the log where that is JSON too."""
 
     def event(self, event: Event) -> None:
         if event.kind == _NOW:
@@ -195,7 +199,10 @@ class JsonShow(Show):
         self.result(event.kind, fields, [])
 
     def say(self, text: str) -> None:
-        _print(sys.stderr, text)
+        if os.environ.get(LOG_FORMAT) == LogFormat.JSON:
+            _logger.info("%s", text)
+        else:
+            _print(sys.stderr, text)
 
     def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
         super().say(json.dumps({"kind": name, **fields}))
@@ -219,6 +226,21 @@ def introduce(settings: RunSettings, show: Show, *, for_training: bool) -> None:
         held_out = policy.validation_temperature if tasks is not None and tasks.eval_file is not None else None
         show.explain(sampled_text(temperature=policy.temperature, held_out_temperature=held_out))
         show.begin(settings.trainer.steps)
+
+
+def offer(show: Show, folder: Path, settings: RunSettings) -> None:
+    """Says what a person may do with a run that is done."""
+    activate = activation(os.environ, Path(sys.executable))
+    for line in next_lines(named(folder, os.environ), has_agent=settings.agent is not None, activate=activate):
+        show.say(line)
+
+
+def activation(environ: Mapping[str, str], executable: Path) -> str | None:
+    """The script that puts our command on a shell's PATH, where it is not: `make demo` calls it by its path."""
+    script = executable.parent / "activate"
+    if shutil.which("tracegrad", path=environ.get("PATH", "")) is not None or not script.exists():
+        return None
+    return str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)
 
 
 def named(folder: Path, environ: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tracegrad.schemas.metrics import ENGINE_SLOTS, ENGINE_SLOTS_USED, OPEN
-from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess
+from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess, engine_of
 from tracegrad.schemas.topics import Stage
 
 from .run_state import RunState
@@ -70,7 +70,7 @@ def now_in(state: RunState, *, steps: int | None, groups_per_step: int, concurre
         num_waiting_groups=state.num_waiting_groups,
         groups_per_step=groups_per_step,
         trouble=trouble_of(state.supervised.values()),
-        is_served=state.first_ack is not None or step > 0,
+        is_served=bool(state.serving) or (step > 0 and not any(map(engine_of, state.supervised))),
         held_out=_pass_under_way(state),
         slots=slots_of(reports),
     )
@@ -103,14 +103,19 @@ def trouble_of(processes: Iterable[SupervisedProcess]) -> tuple[str, ...]:
 def waiting_text(now: Now) -> str:
     """One sentence."""
     if not now.is_live:
-        return f"The run has ended after step {now.step}."
+        goes_on = f" of {now.steps}: its command, given again, goes on" if (now.steps or 0) > now.step else ""
+        return f"The run has ended after step {now.step}{goes_on}."
     if now.trouble:
         return f"{now.trouble[0]}."
     if not now.is_served:
         return "The engine loads its model; nothing is sampled until it serves."
     if now.steps is not None and now.step >= now.steps:
-        last = f"; the last held-out pass is under way: {now.held_out}" if now.held_out else ""
-        return f"All {now.steps} steps are done{last}."
+        last = (
+            f"the last held-out pass is under way: {now.held_out}"
+            if now.held_out
+            else "the report follows, and --keep goes on serving"
+        )
+        return f"All {now.steps} steps are done; {last}."
     if now.step == 0 and now.held_out:
         return f"Training waits for the first held-out pass: {now.held_out}, {_agents(now)}."
     there = now.num_waiting_groups
@@ -130,6 +135,10 @@ def _agents(now: Now) -> str:
     return f"{now.num_running} of {now.concurrency} agents are at work"
 
 
+def _counted(num: int, one: str, many: str) -> str:
+    return f"{num} {one if num == 1 else many}"
+
+
 def _reasons(now: Now) -> Sequence[str]:
     """What the missing groups are held up by."""
     found = []
@@ -139,7 +148,7 @@ def _reasons(now: Now) -> Sequence[str]:
         used, of = now.slots
         found.append("the engine is at 100 % of its slots" if used >= of else f"the engine uses {used} of {of} slots")
     if now.num_open_episodes:
-        found.append(f"{now.num_open_episodes} episodes are not whole")
+        found.append(_counted(now.num_open_episodes, "episode is open", "episodes are open"))
     if now.num_open_groups:
-        found.append(f"{now.num_open_groups} groups miss members")
+        found.append(_counted(now.num_open_groups, "group misses attempts", "groups miss attempts"))
     return found or ["no agent is at work, for no new group may be admitted until a newer version serves"]

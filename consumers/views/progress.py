@@ -16,7 +16,17 @@ from .held_out import HeldOut, held_out_text
 from .results import Results
 from .terminal import Event, StepLine
 
-__all__ = ["Progress", "bar", "duration", "glance_lines", "next_lines", "sampled_text", "sparkline"]
+__all__ = [
+    "Progress",
+    "bar",
+    "duration",
+    "glance_lines",
+    "last_steps",
+    "next_lines",
+    "now_line",
+    "sampled_text",
+    "sparkline",
+]
 
 _BLOCKS = "".join(chr(0x2581 + height) for height in range(8))
 _ASCII = "_.-=+*#@"
@@ -70,13 +80,28 @@ def sampled_text(*, temperature: float, held_out_temperature: float | None) -> s
     return f"{reward}; held-out: the mean of tasks that it never trains on, answered {how}{higher}"
 
 
-def next_lines(run: str, *, has_agent: bool) -> list[str]:
-    """What a person may want to do with a run that is done."""
+def now_line(sentence: str, for_s: float, width: int) -> str:
+    """What is done now, and for how long; where that is too wide, without its last clauses, for half a word tells
+    nothing."""
+    clauses, last = sentence.split(", "), f", {duration(for_s)}"
+    while clauses[1:] and len(", ".join(clauses) + last) > width:
+        clauses.pop()
+    return (", ".join(clauses) + last)[:width]
+
+
+def last_steps(num: int) -> str:
+    """What `reward_last_ten` is the mean of."""
+    return "the last ten" if num > 10 else f"all {num}"
+
+
+def next_lines(run: str, *, has_agent: bool, activate: str | None = None) -> list[str]:
+    """What a person may want to do with a run that is done; `activate`: the script by which their shell finds us."""
     offered = [
+        *([(f". {activate}", "first, so that this shell finds `tracegrad`")] if activate is not None else []),
         *([(f"tracegrad chat {run} --before", "ask the policy, beside what it was before")] if has_agent else []),
         (f"tracegrad page {run}", "look at it in a browser: what it learned, and every episode"),
         (f"tracegrad episodes --run {run} -n 5", "look at its last episodes"),
-        ("tracegrad up FILE", "your own agent: docs/your_agent.md"),
+        ("tracegrad up FILE", "your own agent: docs/your_agent.md, or docs/first-hour.md step by step"),
     ]
     width = max(len(command) for command, _ in offered)
     return ["what next:", *(f"  {command:{width}}  {what}" for command, what in offered)]
@@ -97,7 +122,7 @@ def glance_lines(
         lines.append(f"step {results.steps} of {steps}, version {results.version}")
         rewards = results.curves.get("reward", [])
         last = "-" if results.reward_last_ten is None else f"{results.reward_last_ten:.3f}"
-        head = f"reward {last} (last ten steps) "
+        head = f"reward {last} ({last_steps(results.steps)}) "
         lines.append(head + sparkline(rewards, min(MAX_SPARK, width - len(head)), is_ascii=is_ascii))
     lines += [f"held-out before: {held_out_text(results.before)}"] if results.before is not None else []
     lines += [f"held-out now:    {held_out_text(results.after)}"] if results.after is not None else []

@@ -23,7 +23,13 @@ from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, Purp
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.held_out import HeldOutPasses
 from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
-from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus, SupervisedProcess
+from tracegrad.schemas.records.process_status import (
+    PROCESS_STATUS,
+    ProcessReport,
+    ProcessStatus,
+    SupervisedProcess,
+    engine_of,
+)
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, ROLLOUT_EVENTS, RolloutEvent, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck, WeightRecord
@@ -35,6 +41,7 @@ from .traffic import Traffic
 
 __all__ = ["RunState"]
 
+_EMITTED = "emitted"
 _STEPS = 20_000
 """A step without its ids is about 2 kB; a curve of more points says no more."""
 _IDS = 100_000
@@ -47,8 +54,7 @@ class RunState:
     def __init__(self, topics: Topics, run: RunHash, policy: str, *, remembered: int = _IDS) -> None:
         """
         Args:
-            topics: the run's.
-            run: its hash; raw topics hold other runs' rollouts too.
+            run: the run's hash; raw topics hold other runs' rollouts too.
             policy: the policy whose steps are followed.
             remembered: how many ids of each kind are kept.
         """
@@ -77,7 +83,8 @@ class RunState:
         """Ids of attempts that started and have no episode yet."""
         self.newest_step: TrainingStep | None = None
         """The step of the greatest number, without its ids."""
-        self.first_ack: WeightAck | None = None
+        self.acks: Recent[str, WeightAck] = Recent(remembered)
+        """Engine -> the last that it acknowledged."""
         self.reports: Recent[str, ProcessReport] = Recent(remembered)
         """Process -> its last report of itself."""
         self.supervised: Recent[str, SupervisedProcess] = Recent(remembered)
@@ -122,6 +129,13 @@ class RunState:
         """The surviving versions, without their files."""
         return self._lineage.versions
 
+    @property
+    def serving(self) -> list[WeightAck]:
+        """What each engine acknowledged last, in the order of their names; not what one did that has started again
+        since, which loads its model or the newest version yet."""
+        began_ms = {engine_of(one.process): one.since_ms for one in self.supervised.values()}
+        return [ack for id_, ack in sorted(self.acks.items()) if ack.at_ms >= began_ms.get(id_, 0)]
+
     def folder(self, version: int) -> str | None:
         """Where a version was published."""
         manifest = self._lineage.versions.get(version)
@@ -152,7 +166,10 @@ class RunState:
         self._lineage.fold(weight)
 
     def _ack(self, ack: WeightAck) -> None:
-        self.first_ack = self.first_ack or ack
+        known = self.acks.get(ack.engine_id)
+        # Whoever may append can copy a record with its MAC: what was said before says nothing of now.
+        if known is None or (ack.at_ms, ack.epoch, ack.version) > (known.at_ms, known.epoch, known.version):
+            self.acks[ack.engine_id] = ack
 
     def _event(self, event: RolloutEvent) -> None:
         self._note_given_up(event)
@@ -192,7 +209,9 @@ class RunState:
             self._num_closed_groups += 1
 
     def _closed(self, marker: ClosedMarker) -> None:
-        self.traffic.closed(marker)
+        is_new = self.traffic.closed(marker)
+        # A task's group, whose id begins with the run's hash, is counted by its episodes.
+        self._num_closed_groups += is_new and marker.disposition == _EMITTED and run_hash_of(marker.id) != self._run
 
     def _spans(self, request: ExportTraceServiceRequest) -> None:
         if self.first_span is None:
@@ -211,6 +230,7 @@ class RunState:
 
     def _process(self, status: ProcessStatus) -> None:
         if isinstance(status, ProcessReport):
-            self.reports[status.process] = status
-        else:
+            if status.at_ms >= self.reports.get(status.process, status).at_ms:
+                self.reports[status.process] = status
+        elif status.at_ms >= self.supervised.get(status.process, status).at_ms:
             self.supervised[status.process] = status

@@ -84,6 +84,8 @@ class Lines(Protocol):
 
     topics: tuple[Topic, ...]
     """What it needs folded."""
+    whole: tuple[Topic, ...]
+    """Those of which the past matters, also where a view is of what comes from now on."""
 
     def news(self, state: RunState, now_s: float) -> Iterator[Event]:
         """What the state holds and was not said yet."""
@@ -92,6 +94,7 @@ class Lines(Protocol):
 class StepLines:
     """Of a training run: steps, the first version served, how the held-out passes go."""
 
+    whole: tuple[Topic, ...] = ()
     topics: tuple[Topic, ...] = (
         Topic.TRAINING_STEPS,
         Topic.WEIGHTS,
@@ -122,7 +125,7 @@ class StepLines:
 
     def news(self, state: RunState, now_s: float) -> Iterator[Event]:
         """As Lines.news."""
-        step, ack = state.newest_step, state.first_ack
+        step, serving = state.newest_step, state.serving
         if step is not None and (self._last is None or step.step > self._last.step):
             began_ms = self._last.ended_at_ms if self._last else step.started_at_ms
             # The first step that is seen of a run that goes on was told before.
@@ -135,8 +138,8 @@ class StepLines:
                     yield Event(kind="alarm", text=text + _ON_ALARM[self._on_alarm])
                 if one.rated_worse is not None:
                     yield Event(kind="rollback", text=f"step {one.step}: {one.rated_worse.text}")
-        if ack is not None and not self._is_served:
-            self._is_served = True
+        if serving and not self._is_served:
+            self._is_served, ack = True, serving[0]
             yield Event(kind="version", text=f"{ack.engine_id} serves version {ack.version} of {ack.policy}")
         num_lost = state.num_lost_groups
         if num_lost > self._num_lost:
@@ -185,6 +188,7 @@ class ArrivalLines:
     """Of `up`: what arrives from an agent, in the order in which a person wonders, and what does not."""
 
     topics: tuple[Topic, ...] = (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.EPISODES)
+    whole: tuple[Topic, ...] = ()
 
     def __init__(self) -> None:
         self._said: set[Event] = set()
@@ -199,6 +203,9 @@ class ArrivalLines:
 
 class TrafficLines:
     """Of `up` that trains on what arrives: both, and who rates, after each step."""
+
+    whole: tuple[Topic, ...] = (Topic.TRAINING_STEPS, Topic.WEIGHTS, Topic.CLOSED_GROUPS)
+    """Which step is next, and how many groups of it are there, an earlier start's steps tell too."""
 
     def __init__(self, steps: StepLines, *, wait_s: float, max_staleness: int, publish_every: int) -> None:
         """`wait_s`: from a conversation's last call to the end of its time for feedback."""

@@ -75,10 +75,12 @@ class Traffic:
             num_trainable = sum(bool(call.versions) and not call.masked for call in episode.calls)
             self._calls[episode.episode_id] = (max(versions, default=None), num_trainable, len(episode.calls))
 
-    def closed(self, marker: ClosedMarker) -> None:
-        """Takes a group's marker; of a group of tasks it is passed over when the line is made, for no episode has its
-        id."""
+    def closed(self, marker: ClosedMarker) -> bool:
+        """Takes a group's marker, and tells whether it is new; of a group of tasks it is passed over when the line is
+        made, for no episode has its id."""
+        is_new = marker.id not in self._closed
         self._closed[marker.id] = marker.disposition != _UNSCORED
+        return is_new
 
     def line(self, versions_behind: float | None) -> TrafficLine | None:
         """Of what is remembered; None before the first conversation has closed."""

@@ -79,8 +79,8 @@ class Watcher:
     show: Callable[[Event], None]
     """Prints one event."""
     begin: Literal["end"] | Mapping[TopicPartition, int]
-    """`end` when the past does not matter; else where the run began on topics that it shares with others, all else is
-    read from the beginning."""
+    """`end` when the past does not matter, but that of `lines.whole`; else where the run began on topics that it shares
+    with others, all else is read from the beginning."""
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
@@ -104,19 +104,24 @@ class Watcher:
 
     def _follow(self) -> None:
         topics = [self.topics.name(topic) for topic in self.lines.topics]
+        new = [self.topics.name(topic) for topic in self.lines.topics if topic not in self.lines.whole]
         chunks = follow(
             self.log,
             topics,
             starts=None if self.begin == "end" else self.begin,
-            from_end=topics if self.begin == "end" else (),
+            from_end=new if self.begin == "end" else (),
             may_skip=True,
             stop=self._stop,
         )
+        is_past = self.begin == "end"  # of which only how it ended is said
         for chunk in chunks:
             for record in chunk.records:
                 self.state.fold(record, time.monotonic())
+                if not is_past:
+                    self._say()
+            is_past = is_past and not chunk.is_caught_up
+            if not is_past:
                 self._say()
-            self._say()
             if self._drain.is_set() and chunk.is_caught_up and not chunk.records:
                 return
 

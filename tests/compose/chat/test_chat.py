@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tracegrad.compose.chat.agent import ChatAgent
+from tracegrad.compose.chat.agent import ChatAgent, moved
 from tracegrad.compose.chat.engine import folder_of
 from tracegrad.compose.chat.relay import Relay, Turn, said, tool_results
 from tracegrad.compose.chat.talk import Said, Side, Talk, said_lines, side_by_side
@@ -129,6 +129,50 @@ def test_an_agent_that_raises_or_ends_is_told_and_asked_again(tmp_path: Path, mo
     assert lines[-1].startswith("answer: 28")
 
 
+def answer_of(agent: AgentConfig, model: Model, question: str = "14 by 2?") -> Any:
+    """By that agent."""
+    with (
+        Relay(model.url, "theirs", lambda _: None, greedy=True) as relay,
+        ChatAgent(agent, relay.base_url, relay.key, {}) as running,
+    ):
+        return running.ask(question)
+
+
+COMMAND = (
+    AGENT
+    + """
+import asyncio, sys
+print(asyncio.run(solve(json.load(sys.stdin))))
+"""
+)
+
+
+@pytest.mark.parametrize("kind", ["callable", "command"])
+def test_an_agent_that_has_moved_is_found_where_it_is_said_to_be(tmp_path: Path, model: Model, kind: str) -> None:
+    """By either form; else it is said what is missing, and how to say where it is."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    new.mkdir()
+    (new / "agent.py").write_text(AGENT if kind == "callable" else COMMAND)
+    file = str(old / "agent.py")
+    of_kind: dict[str, Any] = {
+        "callable": {"callable": f"{file}:solve"},
+        "command": {"command": (sys.executable, file)},
+    }
+    agent = AgentConfig(cwd=str(old), python=sys.executable, **of_kind[kind])
+    with pytest.raises(ConfigurationError, match=r"expected \S+/old.*, got no such file.*--agent FOLDER"):
+        answer_of(agent, model)
+    assert answer_of(moved(agent, new), model).startswith("28")
+
+
+@pytest.mark.parametrize("folder", ["a", "b"])
+def test_a_file_below_the_agents_folder_stays_below_it(tmp_path: Path, folder: str) -> None:
+    """Where the folder has moved, and where it has not; a file from elsewhere is looked for by its name."""
+    below = AgentConfig(callable=f"{tmp_path}/a/sub/agent.py:solve", cwd=f"{tmp_path}/a")
+    assert moved(below, tmp_path / folder).callable == f"{tmp_path}/{folder}/sub/agent.py:solve"
+    beside = AgentConfig(callable=f"{tmp_path}/c/agent.py:solve", cwd=f"{tmp_path}/a")
+    assert moved(beside, tmp_path / folder).callable == f"{tmp_path}/{folder}/agent.py:solve"
+
+
 def test_two_versions_stand_side_by_side_where_there_is_room(tmp_path: Path, model: Model) -> None:
     """Else one below the other; no line is wider than the terminal."""
     wide = talk(tmp_path, model, ["14 by 2?"], sides=2)
@@ -189,3 +233,5 @@ def test_the_best_version_answers_else_the_newest_else_the_one_that_is_named(tmp
     best = {"version": 7, "folder": str(run_dir.weights / f"{run}-v7-e1")}
     (run_dir.results / "results.json").write_text(json.dumps({"best": best}))
     assert folder_of(wiring, None) == (best["folder"], 7)
+    (run_dir.results / "results.json").write_text(json.dumps({"best": {"version": 0, "folder": str(tmp_path)}}))
+    assert folder_of(wiring, None)[1] == 12, "what nobody trained is not what one asks for"

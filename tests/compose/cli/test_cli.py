@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -179,18 +180,18 @@ def test_up_takes_what_arrives_and_train_its_own_rollouts(
     assert settings.select.capture_all is is_captured
 
 
-def test_status_shows_every_process_and_what_it_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From `process_status`; a report of a predecessor that died is not shown."""
-    from tracegrad.compose import cli
-
+def started(folder: Path) -> tuple[RunDir, MemoryLog]:
+    """A run `mine` in it, and its log with its topics."""
     settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
-    run_dir = RunDir.create(tmp_path / "mine", settings)
+    run_dir = RunDir.create(folder / "mine", settings)
     run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
-    log, topics = MemoryLog(), Wiring(run_dir).topics
-    log.create_topics(topics, policies=["policy"])
-    now_ms = int(time.time() * 1000)
+    log = MemoryLog()
+    log.create_topics(Wiring(run_dir).topics, policies=["policy"])
+    return run_dir, log
+
+
+def some_statuses(now_ms: int) -> list[ProcessStatus]:
+    """Of one that was silent for a minute, and one that was started again after it had told."""
     counters = {
         "records": 97.0,
         "open": 3.0,
@@ -198,7 +199,7 @@ def test_status_shows_every_process_and_what_it_counted(
         "dead_letters{reason=a}": 1.0,
         "dead_letters{reason=b}": 1,
     }
-    statuses: list[ProcessStatus] = [
+    return [
         SupervisedProcess(
             process="streams-assemble-0", state=ProcessState.RUNNING, pid=7, since_ms=1, num_restarts=1, why="status 1"
         ),
@@ -206,7 +207,18 @@ def test_status_shows_every_process_and_what_it_counted(
         SupervisedProcess(process="llm", state=ProcessState.WAITING, why="killed by SIGKILL"),
         ProcessReport(process="llm", pid=8, since_ms=1, at_ms=now_ms, counters={"calls": 12.0}),
     ]
-    for status in statuses:
+
+
+def test_status_shows_every_process_and_what_it_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From `process_status`; a report of a predecessor that died is not shown."""
+    from tracegrad.compose import cli
+
+    run_dir, log = started(tmp_path)
+    topics = Wiring(run_dir).topics
+    now_ms = int(time.time() * 1000)
+    for status in some_statuses(now_ms):
         log.writer().append(topics.name(Topic.PROCESS_STATUS), key=b"", value=PROCESS_STATUS.encode(status))
     monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
     with run_dir.lock():
@@ -217,7 +229,8 @@ def test_status_shows_every_process_and_what_it_counted(
             assert left.value.code == 0
     text, _, encoded = capsys.readouterr().out.partition("{")
     assert text.splitlines()[1] == "  kafka b, topics mine.*"
-    assert [line.strip() for line in text.splitlines()[3:]] == [
+    # On a busy machine a second or more goes by before it is asked.
+    assert [re.sub("silent for [6-9][0-9] s", "silent for 60 s", line.strip()) for line in text.splitlines()[3:]] == [
         "killed by SIGKILL",
         *[line.strip() for line in text.splitlines()[4:5]],
         "status 1",
@@ -226,6 +239,34 @@ def test_status_shows_every_process_and_what_it_counted(
     ]
     assert "1 restarts" in text.splitlines()[4]
     assert [told["process"] for told in json.loads("{" + encoded)["processes"]] == ["streams-assemble-0", "llm"]
+
+
+def test_nobody_is_silent_because_status_reads_slowly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine reading takes longer than a process may be silent."""
+    from tracegrad.compose import cli
+
+    settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
+    run_dir = RunDir.create(tmp_path / "mine", settings)
+    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
+    log, topics, clock = MemoryLog(), Wiring(run_dir).topics, [time.time()]
+    log.create_topics(topics, policies=["policy"])
+    told = ProcessReport(process="llm", pid=8, since_ms=1, at_ms=int(1000 * clock[0]), counters={"calls": 12.0})
+    log.writer().append(topics.name(Topic.PROCESS_STATUS), key=b"", value=PROCESS_STATUS.encode(told))
+
+    def lag(*_: object) -> int:
+        clock[0] += 13
+        return 0
+
+    monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
+    monkeypatch.setattr("tracegrad.compose.cli.look.stream_lag", lag)
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    monkeypatch.setattr(sys, "argv", ["tracegrad", "status", "--run-dir", str(run_dir.path)])
+    with run_dir.lock(), pytest.raises(SystemExit):
+        cli.main()
+    out = capsys.readouterr().out
+    assert "12 calls" in out and "silent for" not in out
 
 
 def test_status_says_why_a_run_ended(
@@ -258,11 +299,8 @@ def test_status_shows_nothing_that_an_earlier_start_told(
     """Its processes are gone, whatever the topic still says of them."""
     from tracegrad.compose import cli
 
-    settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
-    run_dir = RunDir.create(tmp_path / "mine", settings)
-    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
-    log, topics = MemoryLog(), Wiring(run_dir).topics
-    log.create_topics(topics, policies=["policy"])
+    run_dir, log = started(tmp_path)
+    topics = Wiring(run_dir).topics
     told = SupervisedProcess(process="llm", state=ProcessState.RUNNING, pid=7)
     log.writer().append(topics.name(Topic.PROCESS_STATUS), key=b"", value=PROCESS_STATUS.encode(told))
     later_s = time.time() + 60

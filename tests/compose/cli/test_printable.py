@@ -101,7 +101,10 @@ def _look(command: Callable[..., None], **options: Any) -> None:
     for record in (told, report):
         log.append(TOPICS.name(Topic.PROCESS_STATUS), b"x", PROCESS_STATUS.encode(record), ((EVIL, b"x"),), 0)
     folder = SimpleNamespace(
-        path=EVIL, is_locked=lambda: True, endpoints_file=SimpleNamespace(stat=_no_stat), replayed=None
+        path=EVIL,
+        is_locked=lambda name="supervisor": name == "supervisor",
+        endpoints_file=SimpleNamespace(stat=_no_stat),
+        replayed=None,
     )
     wiring = SimpleNamespace(
         run_dir=folder,
@@ -121,6 +124,7 @@ def _look(command: Callable[..., None], **options: Any) -> None:
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Exit):
         patch.setattr(look, "find_run", lambda *_: wiring)
         patch.setattr(look, "reachable_log", lambda _: log)
+        patch.setattr(look, "answering", contextlib.nullcontext)
         patch.setattr(report_module, "account", lambda *_, **__: missing)
         command(**options)
 

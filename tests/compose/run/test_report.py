@@ -31,3 +31,19 @@ def test_updates_that_no_version_holds_are_told() -> None:
     assert not [line for line in results_lines(results) if "checkpoint" in line]
     (line,) = [line for line in results_lines(replace(results, num_unpublished=3)) if "checkpoint" in line]
     assert line.startswith("newest version:  2, without the last 3 updates")
+
+
+def test_a_run_in_which_nothing_could_be_compared_says_so() -> None:
+    """Its steps have rewards and its versions a number, as those of any run have."""
+    results = results_of(fold_all(new_state(), small_run(), RESULTS_TOPICS), run="test")
+    flat = replace(results, version=0, curves={**results.curves, "reward_std": [0.0, None]})
+    assert [line for line in results_lines(flat) if line.startswith("nothing was trained: ")]
+    for other in (results, replace(flat, version=2), replace(flat, curves={**flat.curves, "reward_std": [0.0, 0.1]})):
+        assert not [line for line in results_lines(other) if line.startswith("nothing")]
+
+
+def test_a_mean_says_of_how_many_steps_it_is() -> None:
+    """Of two steps nothing is the mean of the last ten."""
+    results = results_of(fold_all(new_state(), small_run(), RESULTS_TOPICS), run="test")
+    assert [line for line in results_lines(results) if line.startswith("2 steps, mean reward of all 2 0.375, ")]
+    assert [line for line in results_lines(replace(results, steps=80)) if "mean reward of the last ten 0.375, " in line]

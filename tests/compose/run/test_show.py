@@ -16,7 +16,8 @@ import pytest
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import new_state, read
 from tests.house import ROOT
-from tracegrad.compose.run.show import JsonShow, Show, named
+from tracegrad.compose.printable_log import LOG_FORMAT
+from tracegrad.compose.run.show import JsonShow, Show, activation, named
 from tracegrad.consumers.views.terminal import StepLines
 from tracegrad.schemas.topics import Topic
 
@@ -31,6 +32,20 @@ def test_plain_and_json_lines() -> None:
     assert "reward" in plain.getvalue() and "0.250" in plain.getvalue() and "lag" not in plain.getvalue()
     lines = [json.loads(line) for line in machine.getvalue().splitlines()]
     assert [line["kind"] for line in lines] == ["step", "step"] and lines[1]["version"] == 2
+
+
+def test_sentences_are_lines_of_the_log_where_that_is_json(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else plain, on stderr; results are neither."""
+    show = JsonShow()
+    show.say("it begins")
+    monkeypatch.setenv(LOG_FORMAT, "json")
+    show.say("it ends")
+    show.result("page", {"url": "u"}, ["look at u"])
+    told = capsys.readouterr()
+    assert (told.err.splitlines()[0], caplog.messages) == ("it begins", ["it ends"])
+    assert [json.loads(line) for line in told.out.splitlines()] == [{"kind": "page", "url": "u"}]
 
 
 def test_the_lag_is_for_who_asks() -> None:
@@ -131,3 +146,17 @@ def test_a_run_is_named_as_commands_find_it(tmp_path: Path, monkeypatch: pytest.
     assert named(tmp_path / "runs" / "mine", {}) == "mine"
     assert named(tmp_path / "other" / "mine", {}) == str(tmp_path / "other" / "mine")
     assert named(tmp_path / "other" / "mine", {"TRACEGRAD_RUNS_DIR": "other"}) == "mine"
+
+
+def test_a_shell_that_does_not_find_our_command_is_told_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make demo` calls it by its path, and then names commands."""
+    monkeypatch.chdir(tmp_path)
+    bin_ = tmp_path / ".venv" / "bin"
+    bin_.mkdir(parents=True)
+    assert activation({"PATH": "/nowhere"}, bin_ / "python") is None
+    (bin_ / "activate").touch()
+    (bin_ / "tracegrad").touch(0o755)
+    assert activation({"PATH": "/nowhere"}, bin_ / "python") == ".venv/bin/activate"
+    assert activation({"PATH": str(bin_)}, bin_ / "python") is None
+    monkeypatch.chdir("/")
+    assert activation({}, tmp_path / "venv" / "bin" / "python") is None

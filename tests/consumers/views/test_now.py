@@ -24,10 +24,12 @@ NOW = {
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"is_live": False}, "The run has ended after step 4."),
+        ({"is_live": False}, "The run has ended after step 4 of 80: its command, given again, goes on."),
+        ({"is_live": False, "step": 80}, "The run has ended after step 80."),
+        ({"is_live": False, "steps": None}, "The run has ended after step 4."),
         ({"trouble": ("llm died: no memory",), "is_served": False}, "llm died: no memory."),
         ({"is_served": False, "step": 0}, "The engine loads its model; nothing is sampled until it serves."),
-        ({"step": 80}, "All 80 steps are done."),
+        ({"step": 80}, "All 80 steps are done; the report follows, and --keep goes on serving."),
         (
             {"step": 80, "held_out": "128 tasks"},
             "All 80 steps are done; the last held-out pass is under way: 128 tasks.",
@@ -42,7 +44,7 @@ NOW = {
         (
             {"num_running": 2, "num_open_groups": 5},
             "The trainer waits for rollouts: 3 of 8 groups of step 5 are there, 2 of 8 agents are at work, 5 groups "
-            "miss members.",
+            "miss attempts.",
         ),
         (
             {"slots": (128, 128)},
@@ -61,8 +63,8 @@ NOW = {
         ),
         (
             {"num_running": 0, "concurrency": None, "steps": None, "num_open_episodes": 1},
-            "The trainer waits for rollouts: 3 of 8 groups of step 5 are there, agents come by themselves, 1 episodes "
-            "are not whole.",
+            "The trainer waits for rollouts: 3 of 8 groups of step 5 are there, agents come by themselves, 1 episode "
+            "is open.",
         ),
     ],
 )

@@ -19,6 +19,7 @@ from tracegrad.consumers.views.progress import (
     duration,
     glance_lines,
     next_lines,
+    now_line,
     sampled_text,
     sparkline,
 )
@@ -157,3 +158,17 @@ def test_what_comes_next_names_the_run() -> None:
     """Each in a command; nobody can be asked where there is no agent."""
     assert next_lines("mine", has_agent=True)[1].startswith("  tracegrad chat mine --before  ")
     assert not any("chat" in line for line in next_lines("mine", has_agent=False))
+    assert next_lines("mine", has_agent=True, activate=".venv/bin/activate")[1].startswith("  . .venv/bin/activate  ")
+
+
+@pytest.mark.parametrize(
+    ("width", "told"),
+    [
+        pytest.param(80, "It waits: 0 of 8 groups are there, 36 agents are at work, 70 s", id="all"),
+        pytest.param(60, "It waits: 0 of 8 groups are there, 70 s", id="clause"),
+        pytest.param(20, "It waits: 0 of 8 gro", id="one-clause"),
+    ],
+)
+def test_a_narrow_terminal_loses_clauses_not_how_long(width: int, told: str) -> None:
+    """A screen that moves shows that it lives."""
+    assert now_line("It waits: 0 of 8 groups are there, 36 agents are at work", 70, width) == told

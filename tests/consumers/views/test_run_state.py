@@ -10,12 +10,16 @@ import pytest
 from tests.consumers.audit.small_run import records, small_run, step
 from tests.consumers.views.folding import fold_all, new_state
 from tests.streams.make import TOPICS, Streams, event, rollout
+from tests.versions import ack as acknowledged
 from tests.versions import held_out
+from tracegrad.consumers.views.now import now_in
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import StepLines
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessState, SupervisedProcess
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, GroupRef, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic
 
 
@@ -25,7 +29,7 @@ def looks(state: RunState) -> dict[str, object]:
         "steps": state.steps,
         "open": sorted(state.open_attempts),
         "waiting": state.num_waiting_groups,
-        "served": state.first_ack,
+        "served": state.serving,
         "episodes": state.num_episodes,
         "held_out": dict(state.held_out.by_number),
         "newest": state.newest_step,
@@ -54,6 +58,43 @@ def test_records_that_come_again_count_once() -> None:
     streams = small_run()
     once = fold_all(new_state(), streams, Topic)
     assert looks(fold_all(fold_all(new_state(), streams, Topic), streams, Topic)) == looks(once)
+
+
+def test_an_engine_that_starts_again_serves_nothing_until_it_says_so() -> None:
+    """What it acknowledged before tells nothing of the process that is there now; who reads says that it loads."""
+    state = new_state()
+
+    def engine(process: str, since_ms: int, said_ms: int = 0) -> None:
+        told = SupervisedProcess(process=process, state=ProcessState.RUNNING, since_ms=since_ms, at_ms=said_ms)
+        state.fold(_record(Topic.PROCESS_STATUS, PROCESS_STATUS.encode(told)), 0.0)
+
+    def ack(version: int, at_ms: int, engine_id: str = "engine-0") -> None:
+        told = msgspec.structs.replace(acknowledged(version, engine_id=engine_id), at_ms=at_ms)
+        state.fold(_record(Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(told)), 0.0)
+
+    def told() -> tuple[list[int], bool]:
+        state.newest_step = step(9)
+        served = now_in(state, steps=None, groups_per_step=1, concurrency=None).is_served
+        return [one.version for one in state.serving], served
+
+    assert told() == ([], True), "one without an engine of ours, as of a replay"
+    engine("llm", 900)
+    ack(1, 200)
+    assert told() == ([1], True), "others' engines have no supervisor here"
+    engine("engine", 100)
+    assert told() == ([1], True)
+    ack(2, 300)
+    ack(1, 200)
+    assert told() == ([2], True), "a copy of what was said before"
+    engine("engine", 400)
+    assert told() == ([], False)
+    ack(2, 500)
+    assert told() == ([2], True)
+    ack(2, 500, "engine-1")
+    engine("engine-1", 600)
+    assert told() == ([2], True), "the other one has not started again"
+    engine("engine-1", 450, said_ms=-1)
+    assert told() == ([2], True), "a copy of an earlier word on the process"
 
 
 def test_steps_of_a_void_epoch_and_of_other_policies_are_left_out() -> None:

@@ -56,7 +56,10 @@ def test_what_a_run_waits_for_is_said_when_it_changed_and_at_most_each_second() 
     said = [event.text for at in (1.0, 1.5, 2.0) for event in lines.news(state, at)]
     read(StepLines(), state, streams, StepLines.topics)
     said += [event.text for at in (2.5, 3.0) for event in lines.news(state, at) if event.kind == "now"]
-    assert said == ["The engine loads its model; nothing is sampled until it serves.", "All 2 steps are done."]
+    assert said == [
+        "The engine loads its model; nothing is sampled until it serves.",
+        "All 2 steps are done; the report follows, and --keep goes on serving.",
+    ]
     out = io.StringIO()
     for show in (Show(out), JsonShow(out)):
         show.event(Event(kind="now", text=said[0]))

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state, read
+from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation, folded
 from tests.streams.make import TOPICS, Streams
+from tracegrad.consumers.views.now import now_in
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import Event, StepLines, TrafficLines
 from tracegrad.consumers.views.traffic import RatedShare, TrafficLine
+from tracegrad.consumers.views.watch import Watcher
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import SamplingParameters
-from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
 from tracegrad.schemas.topics import Topic
 
 RATED, UNRATED = "a1" * 16, "b2" * 16
@@ -83,3 +89,27 @@ def test_nothing_is_said_of_traffic_before_any_has_closed() -> None:
     lines, state = lines_of(wait_s=9.0), new_state()
     events = read(lines, state, small_run(), (Topic.EPISODES, Topic.CLOSED_GROUPS, Topic.TRAINING_STEPS))
     assert "step" in {event.kind for event in events} and "traffic" not in {event.kind for event in events}
+
+
+def test_a_run_that_goes_on_knows_which_step_is_next_and_what_waits_for_it() -> None:
+    """What an earlier start made of conversations counts, and of its steps the last one is said."""
+    log, streams = MemoryLog(), traffic()
+    log.create_topics(TOPICS, policies=["policy"])
+    known = next(iter(fold_all(new_state(), small_run(), [Topic.TRAINING_STEPS]).steps))
+    steps = [replace(known, step=number, version=number, accounting=Accounting()) for number in (1, 2)]
+    for step in steps:
+        log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(step), (), 0)
+    for record in streams.log[Topic.CLOSED_GROUPS] * 2:  # read twice, counted once
+        log.append(TOPICS.name(Topic.CLOSED_GROUPS), record.key, record.value, record.headers, 0)
+    now = partial(now_in, steps=None, groups_per_step=4, concurrency=None)
+    lines = TrafficLines(StepLines(now=now), wait_s=9.0, max_staleness=8, publish_every=1)
+    told: list[Event] = []
+    watcher = Watcher(log, TOPICS, new_state(), lines, told.append, begin="end")
+    watcher.start()
+    until = time.monotonic() + 30
+    while not any(event.kind == "now" for event in told) and time.monotonic() < until:
+        time.sleep(0.02)
+    watcher.close()
+    assert [event.text for event in told if event.kind == "step"] == ["step 2"]
+    (waits,) = {event.text for event in told if event.kind == "now"}
+    assert "1 of 4 groups of step 3 are there" in waits
