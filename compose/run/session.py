@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.consumers.views.now import now_in
-from tracegrad.consumers.views.progress import next_lines
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, Lines, StepLines, TrafficLines
 from tracegrad.consumers.views.watch import Watcher, known_lag
@@ -34,9 +31,9 @@ from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prep
 from .process import ProcessSpec
 from .run_dir import RunDir
 from .settings import RunSettings
-from .show import Show, introduce, named
+from .show import Show, introduce, offer
 from .status_reports import StatusReports, metrics_shown
-from .supervisor import Outcome, OutcomeKind, Supervisor
+from .supervisor import Outcome, OutcomeKind, Supervisor, in_thread
 from .wiring import Wiring, source_keys, upstream
 
 __all__ = [
@@ -194,7 +191,9 @@ class Onlookers:
             self._watcher.start()
             self.report(supervisor)
         if layer == pipeline.PAGE_LAYER:
-            self.show.say(f"look at the run: {self.wiring.page_link}")
+            # A result: of a sentence the JSON form makes a line of its log, and the link has a token.
+            link = self.wiring.page_link
+            self.show.result("page", {"url": link}, [f"look at the run: {link}"])
 
     def report(self, supervisor: Supervisor) -> None:
         """Tells of the supervisor's processes from now on."""
@@ -242,11 +241,11 @@ def supervise(
         return keep or spec.name in (pipeline.BROKER, pipeline.PAGE)
 
     try:
-        outcome = supervisor.run(keep=is_kept, is_done=None if ends_with_jobs else _never)
+        outcome = supervisor.run(keep=is_kept, is_done=None if ends_with_jobs else lambda: False)
         wiring.run_dir.write_outcome(outcome)
         status = 0
         if outcome.kind is OutcomeKind.DONE and report is not None:
-            made = _in_thread(partial(_make_report, report, wiring, show))
+            made = in_thread(partial(_make_report, report, wiring, show), "report")
             # The broker that the report is read from is looked after meanwhile: it may die as at any other time.
             outcome = supervisor.run(keep=is_kept, is_done=made.done)
             wiring.run_dir.write_outcome(outcome)
@@ -256,36 +255,17 @@ def supervise(
         if keep:
             show.say("the pipeline goes on (--keep); Ctrl-C stops it")
             onlookers.report(supervisor)
-            supervisor.run(is_done=_never)
+            supervisor.run(is_done=lambda: False)
         return status
     finally:
         supervisor.close()
         shown.close()
 
 
-def _never() -> bool:
-    return False
-
-
-def _in_thread(make: Callable[[], int]) -> Future[int]:
-    """Runs it beside the main thread, in which signals arrive; a process that ends does not wait for it."""
-    made: Future[int] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(make())
-        except BaseException as error:
-            made.set_exception(error)
-
-    threading.Thread(target=run, name="report", daemon=True).start()
-    return made
-
-
 def _make_report(report: ReportMaker, wiring: Wiring, show: Show) -> int:
     try:
         status = 0 if report(wiring, show) else 1
-        for line in next_lines(named(wiring.run_dir.path, os.environ), has_agent=wiring.settings.agent is not None):
-            show.say(line)
+        offer(show, wiring.run_dir.path, wiring.settings)
         return status
     except UnavailableError as error:
         show.say(f"no report: {error}")

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
 import types
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -26,7 +29,9 @@ from tracegrad.schemas.records.process_status import ProcessState, SupervisedPro
 
 from .process import Child, ProcessSpec
 
-__all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor"]
+__all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor", "in_thread"]
+
+Made = TypeVar("Made")
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
@@ -72,10 +77,6 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.greatest_s, self.first_s * 2.0 ** max(0, failures - 1))
 
 
-class _KillAllAtOnce(BaseException):
-    """The second interrupt, raised by its handler in what cannot look at the count: the caller's own `before_stop`."""
-
-
 class Supervisor:
     """Owns the children of one run."""
 
@@ -112,7 +113,6 @@ class Supervisor:
         self._before_stop = before_stop
         self._say = say
         self._num_interrupts = 0
-        self._is_before_stop = False
         self._open: list[Child] = []
         """Those whose layer's turn has come."""
         self._hook_failing_since: float | None = None
@@ -159,8 +159,6 @@ class Supervisor:
         self._num_interrupts += 1
         if self._num_interrupts == 1:
             self._say("stopping (Ctrl-C again to kill all at once)")
-        if self._num_interrupts == 2 and self._is_before_stop:
-            raise _KillAllAtOnce
 
     def _are_jobs_done(self) -> bool:
         jobs = [child for child in self.children if child.spec.is_job]
@@ -278,15 +276,14 @@ class Supervisor:
             self._on_change()
 
     def _call_before_stop(self) -> None:
-        try:
-            self._is_before_stop = True
-            if self._num_interrupts < 2:
-                self._before_stop()
-            self._is_before_stop = False  # within the `try`: an interrupt in `finally` would leave this method
-        except _KillAllAtOnce:
-            _logger.warning("interrupted twice: not waiting for who still reads")
-        finally:
-            self._is_before_stop = False
+        """Not in this thread: a signal that comes just before a wait for a lock does not wake it."""
+        if self._num_interrupts < 2:
+            left = in_thread(self._before_stop, "before-stop")
+            while self._num_interrupts < 2:
+                if futures.wait([left], _TICK_S).done:
+                    left.result()
+                    return
+        _logger.warning("interrupted twice: not waiting for who still reads")
 
     def _wait(self, running: Sequence[Child]) -> None:
         started = time.monotonic()
@@ -298,3 +295,17 @@ class Supervisor:
                 self._say(f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s; killing it")
                 child.kill()
             left = [child for child in left if child not in late and not child.wait_stopped(0.02)]
+
+
+def in_thread(make: Callable[[], Made], name: str) -> futures.Future[Made]:
+    """Runs it beside the main thread, in which signals arrive; a process that ends does not wait for it."""
+    made: futures.Future[Made] = futures.Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return made

@@ -89,6 +89,8 @@ def test_exit_78_or_70_stops_the_run_and_says_why(status: int, tmp_path: Path) -
     assert outcome.kind is OutcomeKind.FATAL
     assert outcome.exit_status == status
     assert f"bad: exit status {status}" in outcome.why and "no such topic" in outcome.why
+    told = {one.process: one.why for one in supervisor.statuses()}
+    assert told["bad"].startswith(f"exit status {status}") and "last lines" not in told["bad"]
     assert (tmp_path / "bad.log").read_text().count("tries") == 1
     assert supervisor.statuses()[0].state is ProcessState.STOPPED
 
@@ -194,11 +196,12 @@ def test_second_interrupt_kills_all_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_early", [False, True], ids=["while it waits", "before it is called"])
 def test_second_interrupt_does_not_wait_for_who_still_reads(tmp_path: Path, is_early: bool) -> None:
-    """`before_stop` joins a thread that takes a minute; the processes are killed at once all the same."""
+    """`before_stop` takes a minute, and no signal wakes it; the processes are killed at once all the same."""
     script = f"trap '' TERM; echo $$ > {tmp_path}/pid; touch {tmp_path}/up; {FOREVER}"
     is_joining, never = threading.Event(), threading.Event()
 
     def join() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as if it came just before the wait
         is_joining.set()
         never.wait(60)
 
