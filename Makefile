@@ -6,10 +6,11 @@ PYTHON3 ?= $(shell command -v python3.11 || command -v python3)
 PYTHON := "$(VENV)/bin/python"
 ARGS ?=
 CHAOS := tests/e2e/test_chaos_tier.py
+RUNS := tests/e2e tests/compose/history tests/compose/page tests/compose/run
 INSTALL = test -n "$(PYTHON3)" || { echo "tracegrad: expected python3 on PATH, got none; install Python 3.11" >&2; exit 2; }; \
 	"$(PYTHON3)" "$(ROOT)requirements/install.py"
 
-.PHONY: help demo test suite chaos env check fast lint types clean
+.PHONY: help demo test suite runs env check fast lint types clean
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' "$(ROOT)Makefile" | sed 's/:.*## /\t/' | expand -t 10
 
@@ -21,14 +22,15 @@ demo:  ## train the small agent and show it live; ARGS="--steps 10 --seed 1"
 	@cd "$(ROOT)" && exec "$(VENV)/bin/tracegrad" demo $(ARGS)
 
 test: env lint  ## lint, types, all tests (real Kafka, Faust, vLLM, torch)
-	@"$(MAKE)" -f "$(ROOT)Makefile" --no-print-directory -j3 types suite $(if $(strip $(ARGS)),,chaos)
+	@"$(MAKE)" -f "$(ROOT)Makefile" --no-print-directory -j3 types suite $(if $(strip $(ARGS)),,runs)
 
-# Half of the chaos tier is waiting for what was killed, so it runs beside the others.
+# Half of what tests of whole runs do is waiting for processes, so they run beside the others.
 suite:
-	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(if $(strip $(ARGS)),$(ARGS),--durations=20 --ignore=$(CHAOS))
+	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(if $(strip $(ARGS)),$(ARGS),--durations=20 $(addprefix --ignore=,$(RUNS)))
 
-chaos:
+runs:
 	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" --durations=0 -rP $(CHAOS)
+	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" --durations=20 --ignore=$(CHAOS) $(RUNS)
 
 fast: env  ## the tests without broker, engine or torch: seconds
 	cd "$(ROOT)" && $(PYTHON) -m pytest $(ARGS)

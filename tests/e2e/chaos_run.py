@@ -48,9 +48,10 @@ def make_run(
     is_killed_before_marker: bool = False,
     model: Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> LiveRun:
     """A small run of the calculator; `start` starts it or goes on with it. `engine`: not vLLM, but that one. `model`:
-    not the demo's policy, but that one."""
+    not the demo's policy, but that one. `environ`: besides what there is."""
     for name, count_ in (("tasks", 64), ("eval", 4)):
         lines = (CALCULATOR / f"{name}.jsonl").read_text().splitlines()
         (folder / f"{name}.jsonl").write_text("\n".join(lines[:count_]) + "\n")
@@ -61,7 +62,7 @@ def make_run(
     chosen = {**SETTINGS, **({"engine.url": engine.url} if engine else {}), **(settings or {})}
     for key, value in chosen.items():
         command += ["--set", f"{key}={value}"]
-    env = dict(os.environ)
+    env = {**os.environ, **(environ or {})}
     if is_killed_before_marker:
         env["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent / "failpoint"), str(ROOT)))
     beside = {"engine": engine.pid} if engine else {}

@@ -22,11 +22,13 @@ _PAUSE_S = 0.2
 class EngineBeside(Background):
     """A thread that keeps one engine alive: the kernel kills a child with the thread that started it."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *, delay_s: float = 0.0) -> None:
+        """`delay_s`: of each answer."""
         super().__init__(self._keep)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
+        self._delay_s = delay_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> EngineBeside:
@@ -41,6 +43,7 @@ class EngineBeside(Background):
 
     def _keep(self, stop: threading.Event) -> None:
         command = [sys.executable, "-m", "tests.fake_engine.serve", "--port", str(self.port)]
+        command += ["--delay-s", str(self._delay_s)]
         with self._log.open("ab") as log:
             while not stop.wait(_PAUSE_S):
                 if self.pid() is None:

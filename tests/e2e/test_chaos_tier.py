@@ -60,15 +60,16 @@ def test_nothing_is_lost_or_doubled_whatever_fails(tmp_path: Path) -> None:
             assert wait_for_end(run, END_S) == 0, run.tail()
         print("\n".join(table(done.returned)))
         said = run.output.read_text(errors="replace").splitlines()
-        print("\n".join(line for line in said if "died, restarting" in line or "killing it" in line))
+        why = "\n".join(line for line in said if "died, restarting" in line or "killing it" in line)
+        print(why)
         snapshot = check_end(ChaosRun(run, done.killed), min_steps=done.steps)
         print(f"{snapshot.num_transitions} transitions in {snapshot.step} steps, {len(done.killed)} kills")
     killed = Counter(known.name for known in done.killed)
     assert killed == dict.fromkeys(PROCESSES, KILLS)
     frozen = {back.name: back.is_restarted for back in done.returned if back.fault == "SIGSTOP 10 s"}
-    assert frozen == dict.fromkeys(PROCESSES, False), "expected all to survive 10 s"
+    assert frozen == dict.fromkeys(PROCESSES, False), f"expected all to survive 10 s\n{why}"
     gave_up = [back.name for back in done.returned if back.fault == "broker away 60 s" and back.is_restarted]
-    assert set(gave_up) <= {"kafka"}, "expected all to wait for the broker"
+    assert set(gave_up) <= {"kafka"}, f"expected all to wait for the broker\n{why}"
     assert snapshot.num_transitions >= NUM_TRANSITIONS
     if disk is None:
         pytest.skip("all held, but no disk was full: only root may mount a small one")

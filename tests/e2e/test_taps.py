@@ -25,6 +25,7 @@ import pytest
 from tests.e2e.chaos_run import ended, make_run
 from tests.e2e.engine_beside import EngineBeside
 from tests.e2e.live_run import ROOT, TRACEGRAD, LiveRun
+from tests.e2e.terminal import CTRL_C, Terminal
 from tests.serving import Background, until
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.schemas.log.follow import read_to_end
@@ -165,6 +166,7 @@ def test_the_taps_tell_what_the_topics_hold(tmp_path: Path) -> None:
         assert {f"tracegrad.{name}": value for name, value in fields.items()}.items() <= got["headers"].items()
 
         _check_chat(run)
+        _check_prompt(run)
         num_posts = len(steps_hook.keys)
         again = Tap(tmp_path, run, "webhook", Topic.TRAINING_STEPS, steps_hook.url)
         _check_frame(tmp_path, run)
@@ -185,6 +187,18 @@ def _check_chat(run: LiveRun) -> None:
     calls = [LLM_CALLS.decode(record.value) for record in records(run, Topic.LLM_CALLS)]
     asked_calls = [call for call in calls if isinstance(call, CallRecord) and call.rollout_id is None]
     assert len({call.conversation_key for call in asked_calls[-2:]}) == 1
+
+
+def _check_prompt(run: LiveRun) -> None:
+    """On a terminal: a question, its answer, the next prompt, and Ctrl-C."""
+    with Terminal([TRACEGRAD, "chat", str(run.path)]) as terminal:
+        terminal.shows("> ")
+        terminal.type("what is 12 plus 7?\n")
+        terminal.shows("answer: ")
+        until(lambda: terminal.text.endswith("> "), 60, what="the next prompt")
+        terminal.type(CTRL_C)
+        assert terminal.process.wait(30) == 130
+        assert "Traceback" not in terminal.text
 
 
 def _check_frame(folder: Path, run: LiveRun) -> None:
