@@ -7,6 +7,7 @@ Where: the line `kafka` of `tracegrad status --run NAME`, or `bootstrap_servers`
 with its full name: `tracegrad topics list --run NAME`. What a record holds: docs/topics.md.
 """
 
+import contextlib
 import json
 import signal
 import sys
@@ -18,9 +19,9 @@ signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as well
 broker, topic = sys.argv[1:]
 # A group of its own that commits nothing: it takes no record from anyone, and begins anew each time.
 own = {"group.id": f"tap-{uuid.uuid4()}", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
-consumer = Consumer({"bootstrap.servers": broker, "reconnect.backoff.ms": 1000, **own})
-consumer.subscribe([topic])
-try:
+settings = {"bootstrap.servers": broker, "reconnect.backoff.ms": 1000, **own}
+with contextlib.suppress(KeyboardInterrupt), contextlib.closing(Consumer(settings)) as consumer:
+    consumer.subscribe([topic])
     while True:
         message = consumer.poll(1.0)
         if message is None:
@@ -35,7 +36,3 @@ try:
             print(f"task {episode['task_id']}  reward {episode['reward']}  tokens {tokens}", flush=True)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             print(f"left out {topic}/{message.partition()}/{message.offset()}: {error!r}", file=sys.stderr)
-except KeyboardInterrupt:
-    pass
-finally:
-    consumer.close()

@@ -8,6 +8,7 @@ same `Idempotency-Key`. Where: the line `kafka` of `tracegrad status --run NAME`
 runs/NAME/endpoints.json; each topic with its full name: `tracegrad topics list --run NAME`.
 """
 
+import contextlib
 import http.client
 import json
 import sys
@@ -19,10 +20,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 broker, topic, url = sys.argv[1:]
 own = {"group.id": f"tap-webhook-{topic}", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
-consumer = Consumer({"bootstrap.servers": broker, "reconnect.backoff.ms": 1000, **own})
-consumer.subscribe([topic])
+settings = {"bootstrap.servers": broker, "reconnect.backoff.ms": 1000, **own}
 wait_s = 1.0
-try:
+with contextlib.suppress(KeyboardInterrupt), contextlib.closing(Consumer(settings)) as consumer:
+    consumer.subscribe([topic])
     while True:
         message = consumer.poll(1.0)
         if message is None:
@@ -47,7 +48,3 @@ try:
                 continue
         wait_s = 1.0
         consumer.store_offsets(message=message)  # committed every five seconds, and at the end
-except KeyboardInterrupt:
-    pass
-finally:
-    consumer.close()
