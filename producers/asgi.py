@@ -91,7 +91,8 @@ class _Server(uvicorn.Server):
 
 
 def _bounded(app: ASGIApp) -> ASGIApp:
-    """Answers 431 to a header that came whole and is too long; h11 bounds only what it waits for."""
+    """Answers 431 to a header that came whole and is too long: h11 bounds only what it waits for. And 503 to what has
+    no answer yet when a stop has waited for it long enough."""
 
     async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -99,7 +100,12 @@ def _bounded(app: ASGIApp) -> ASGIApp:
             if fields + len(scope["raw_path"]) + len(scope["query_string"]) > _MAX_HEADER_BYTES:
                 await Response(status_code=431, headers={"connection": "close"})(scope, receive, send)
                 return
-        await app(scope, receive, send)
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:  # uvicorn's, which would log a traceback for each
+            if scope["type"] == "http":
+                with contextlib.suppress(RuntimeError):  # an answer has begun, and ends with its connection
+                    await Response(status_code=503, headers={"connection": "close"})(scope, receive, send)
 
     return bounded
 

@@ -71,7 +71,7 @@ from .api.openai_completions import OPENAI_COMPLETIONS
 from .api.responses.api import RESPONSES
 from .calls import CallServer, Parts
 from .chat import ChatEndpoints
-from .config import LlmConfig, LlmHandles, PolicyConfig
+from .config import GRACE_S, LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
 from .engines.generate import KnownVersions
 from .identity import claims_of
@@ -284,7 +284,7 @@ def run(
         fd=handles.fd,
         stop=stop,
         name="llm gateway",
-        grace_s=10,
+        grace_s=GRACE_S,
         keep_alive_s=75,
         is_over=lambda: gateway.versions.fatal is not None,
     )

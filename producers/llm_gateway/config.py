@@ -14,7 +14,11 @@ from tracegrad.schemas.section import Count, Model, Seconds, Section
 
 from ..exposure import ListenConfig
 
-__all__ = ["EngineRef", "LlmConfig", "LlmHandles", "PolicyConfig", "Upstream", "UpstreamConfig"]
+__all__ = ["GRACE_S", "EngineRef", "LlmConfig", "LlmHandles", "PolicyConfig", "Upstream", "UpstreamConfig"]
+
+GRACE_S = 10
+"""When the gateway is stopped, how long answers that are under way may take; calls that wait for an engine that is
+away take all of it."""
 
 
 class PolicyConfig(Section, frozen=True, kw_only=True):

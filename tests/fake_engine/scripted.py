@@ -79,6 +79,8 @@ class ScriptedEngine(FakeWeights):
     """So many of the next generate requests answer 503."""
     model: str = "policy"
     max_model_len: int = 4096
+    num_slots: int = 8
+    """That it says it has; it answers all at once."""
     has_nan_weights: bool = False
     """Every logprob is then NaN, which vLLM spells -9999."""
     forgetful: bool = False
@@ -96,6 +98,7 @@ class ScriptedEngine(FakeWeights):
         self.running = asyncio.Event()
         self.running.set()
         self._asked: dict[str, int] = {}
+        self._num_running = self._num_sampled = 0
         posts = {
             "/v1/chat/completions/render": self._render,
             "/inference/v1/generate": self._generate,
@@ -107,6 +110,7 @@ class ScriptedEngine(FakeWeights):
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
         # As vLLM answers them; else the catch-all below would take these paths by other methods.
         routes += [Route(path, _not_allowed) for path in posts]
+        routes += [Route("/metrics", self._metrics), Route("/server_info", self._server_info)]
         routes += [Route("/v1/models", self._models), Route("/{path:path}", self._weights, methods=["GET", "POST"])]
         self.app = Starlette(routes=routes)
 
@@ -182,13 +186,18 @@ class ScriptedEngine(FakeWeights):
             return _error(503, "scripted failure")
         await self.running.wait()
         before = self.label
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
-            await self.running.wait()
+        self._num_running += 1
+        try:
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
+                await self.running.wait()
+        finally:
+            self._num_running -= 1
         try:
             ids, finish, stop, label = self.sample(body["token_ids"], body["sampling_params"])
         except EngineFault as fault:
             return _error(fault.status, "scripted fault")
+        self._num_sampled += len(ids)
         spans = [{"version": label, "start": 0, "end": len(ids)}]
         if before != self.label and label == self.label and len(ids) > 1:
             half = len(ids) // 2
@@ -242,6 +251,20 @@ class ScriptedEngine(FakeWeights):
 
     async def _detokenize(self, request: Request) -> Response:
         return JSONResponse({"prompt": self.tokenizer.decode((await self._body(request))["tokens"])})
+
+    async def _metrics(self, request: Request) -> Response:
+        """As vLLM spells them; whoever finds no running slot waits for one."""
+        slots = min(self._num_running, self.num_slots)
+        figures = {
+            "num_requests_running": slots,
+            "num_requests_waiting": self._num_running - slots,
+            "generation_tokens_total": self._num_sampled,
+        }
+        text = "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in figures.items())
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def _server_info(self, request: Request) -> Response:
+        return JSONResponse({"vllm_config": {"scheduler_config": {"max_num_seqs": self.num_slots}}})
 
     async def _models(self, request: Request) -> Response:
         model = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}

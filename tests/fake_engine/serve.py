@@ -36,8 +36,9 @@ def main() -> None:
     """Serves until a signal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--delay-s", type=float, default=0.0, help="of each answer")
     arguments = parser.parse_args()
-    engine = ScriptedEngine(policy=calculator_policy)
+    engine = ScriptedEngine(policy=calculator_policy, delay_s=arguments.delay_s)
     uvicorn.run(engine.app, host="127.0.0.1", port=arguments.port, log_level="warning", timeout_graceful_shutdown=1)
 
 

@@ -17,7 +17,13 @@ from tracegrad.producers.llm_gateway.config import EngineRef
 from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.producers.llm_gateway.engines.client import EngineClient, waits_until
 from tracegrad.schemas.errors import DivergedError, EngineRefusal, OverloadedError, UnavailableError
-from tracegrad.schemas.metrics import ENGINE_AWAY, GENERATIONS_REFUSED, LABELS_REFUSED, REQUESTS_REFUSED, Metrics
+from tracegrad.schemas.metrics import (
+    ENGINE_AWAY,
+    GENERATIONS_REFUSED,
+    LABELS_REFUSED,
+    REQUESTS_REFUSED,
+    Metrics,
+)
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow

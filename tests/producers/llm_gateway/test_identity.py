@@ -10,7 +10,7 @@ from tests.producers.llm_gateway.harness import ATTEMPT, CALC, EPISODE, ROLLOUT,
 from tests.streams.make import Streams, agent_span, config, event, otlp, reward, span
 from tracegrad.schemas.credentials import attempt_holder, credential
 from tracegrad.schemas.ids import key_in
-from tracegrad.schemas.metrics import DEAD_LETTERS, SESSIONS_FORGOTTEN
+from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, DEAD_LETTERS, REQUESTS_QUARANTINED, SESSIONS_FORGOTTEN
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
@@ -34,6 +34,7 @@ async def test_an_attempt_not_begun_here_gets_409() -> None:
             assert (await r.post("/v1/chat/completions", body, **headers))[0] == 409, headers
         assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[0] == 409
         assert not r.asked(GENERATE) and not r.records()
+        assert r.gateway.parts.metrics.value(ATTEMPTS_BEGUN_ELSEWHERE) == 6
 
 
 async def test_each_claim_alone_finds_the_attempt() -> None:
@@ -84,7 +85,8 @@ async def test_disagreeing_claims_are_quarantined() -> None:
         (letter,) = r.log.records(TOPICS.name(Topic.DEAD_LETTERS))
         assert b"what is" not in (letter.value or b"") and b"ffff" in (letter.value or b"")
         assert ("tracegrad.reason", b"identity_disagreement") in letter.headers
-        assert r.gateway.parts.metrics.value(DEAD_LETTERS, "identity_disagreement") == 1
+        for counter in (DEAD_LETTERS, REQUESTS_QUARANTINED):
+            assert r.gateway.parts.metrics.value(counter, "identity_disagreement") == 1
 
 
 async def test_a_captured_agent_is_keyed_by_its_trace() -> None:

@@ -16,11 +16,12 @@ from hypothesis import settings as hypothesis_settings
 from tests.memory_log import MemoryLog
 from tests.producers.keys import HOST, KEY, RUN_HASH, bearer, by_host, by_runner
 from tests.producers.mutants import mutants
-from tests.serving import Background, free_port, is_healthy, until
+from tests.producers.rewards.listening import listening
+from tests.serving import free_port
 from tracegrad.producers.client import feedback as client
 from tracegrad.producers.client.feedback import send_feedback
 from tracegrad.producers.feedback_names import RangeConfig
-from tracegrad.producers.rewards.app import RewardsGateway, run
+from tracegrad.producers.rewards.app import RewardsGateway
 from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles
 from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.credentials import credential, engine_holder, feedback_holder
@@ -262,16 +263,8 @@ def test_a_range_has_room_between_its_ends() -> None:
 @pytest.fixture
 def url(memory_log: MemoryLog) -> Iterator[str]:
     """Of a gateway that listens."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    port = free_port()
-    handles = FeedbackHandles(port=port, run_hash=RUN_HASH, key=KEY)
-
-    def serve_until(stop: threading.Event) -> None:
-        run(FeedbackConfig(), handles, topics=TOPICS, log=memory_log, stop=stop, metrics=Metrics())
-
-    with Background(serve_until):
-        until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
-        yield f"http://127.0.0.1:{port}"
+    with listening(memory_log, TOPICS, FeedbackConfig()) as found:
+        yield found
 
 
 @pytest.mark.slow
