@@ -124,6 +124,13 @@ def is_module(python, name):
     return subprocess.run(probe, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
+def told(uv):
+    """What installs, and what to expect of it: half of pip's time has no line."""
+    if uv is not None:
+        return "uv"
+    return "pip: some minutes, the last half of them silent, while it unpacks what it names (uv would take seconds)"
+
+
 def main():
     """Checks, then installs what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,8 +140,7 @@ def main():
     if is_ready(arguments.profile, arguments.venv):
         return
     python, uv = check_machine(arguments.profile, arguments.venv)
-    tool = "uv" if uv else "pip (a few minutes; uv would take seconds)"
-    print("tracegrad: making %s for '%s' with %s" % (arguments.venv, arguments.profile, tool), flush=True)
+    print("tracegrad: making %s for '%s' with %s" % (arguments.venv, arguments.profile, told(uv)), flush=True)
     install(arguments.profile, arguments.venv, python, uv)
     with open(os.path.join(arguments.venv, ".tracegrad-" + arguments.profile), "w") as file:
         file.write(wanted_stamp(arguments.profile))

@@ -18,7 +18,13 @@ pytest.importorskip("torch")
 
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state
+from tracegrad.compose.page.kept import KEPT
+from tracegrad.compose.run.run_dir import Endpoints, RunDir
+from tracegrad.compose.run.settings import RunSettings
+from tracegrad.consumers.page.kept import Kept
 from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
+from tracegrad.producers.llm_gateway.config import PolicyConfig
+from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.torch
 
@@ -50,6 +56,29 @@ def test_rollback_benchmark_still_runs() -> None:
     rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ") and " of " in line]
     assert len(rows) == 12 + 5
     assert rows[-1][1].split() == ["1", "of", "1"], "from .7 to nothing is seen"
+
+
+def test_page_benchmark_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run with a step, made two hundred episodes long: its page is opened, each view has its line."""
+    settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
+    run_dir = RunDir.create(tmp_path / "mine", settings)
+    run_dir.write_start(
+        settings, Endpoints(bootstrap_servers="127.0.0.1:9", llm_url="l", otlp_endpoint="o", engine_urls=("e",))
+    )
+    run, has = small_run(), (Topic.WEIGHTS, Topic.TRAINING_STEPS)
+    kept = Kept(
+        run=run_dir.record.hash, mark="", dead_letters=[], counts={}, ends={}, settings={},
+        records=[(topic, value) for topic in has for value in run.values(topic)],
+    )  # fmt: skip
+    (run_dir.path / KEPT).write_bytes(msgspec.msgpack.encode(kept))
+    monkeypatch.setattr(sys, "argv", ["page.py", "--run", str(run_dir.path), "--episodes", "200"])
+    main = runpy.run_path(str(BENCHMARKS / "page.py"))
+    main["main"]()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[5].rstrip(",") for line in lines[2:-1]] == list(main["_VIEWS"])
+    assert "from the command to Run" in lines[1]
 
 
 def test_index_benchmark_still_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
