@@ -14,9 +14,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-__all__ = ["hold_lock", "write_atomically"]
+__all__ = ["hold_lock", "is_held", "write_atomically"]
 
 _POLL_S = 0.1
+_LOOKS_S = 0.3
+"""Who merely looks whether a lock is held is in the way of who takes it, for a moment."""
 
 
 def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> None:
@@ -29,12 +31,31 @@ def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> No
     scratch.replace(path)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock. To look keeps nobody from it for longer than a system call, and others who look
+    not at all."""
+    import fcntl  # where the kernel has no such locks, the rest of this file is still of use
+
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 @contextmanager
 def hold_lock(path: Path, *, refusal: Callable[[str], Exception], wait_s: float = 0.0) -> Iterator[None]:
-    """Holds a lock; its file names the holder's process. Blocks for at most `wait_s`, then raises `refusal(holder)`."""
+    """Holds a lock; its file names the holder's process. Blocks for `wait_s`, at least for a moment, then raises
+    `refusal(holder)`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # A lock that were only a file's existence would outlive a killed holder.
-    lock = FileLock(path, timeout=wait_s, poll_interval=_POLL_S, fallback_to_soft=False)
+    lock = FileLock(path, timeout=max(wait_s, _LOOKS_S), poll_interval=_POLL_S, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:

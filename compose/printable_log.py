@@ -5,7 +5,7 @@
 
 In: a level and a format. Out: the root logger's handler. Invariants: no line, nor a traceback in it, holds a control
 character of others; of JSON each line is one object, with the ids of the rollouts, attempts and traces that its words
-name. Failure: none.
+name, warnings and uncaught errors of threads among them. Failure: none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from enum import StrEnum
 
 from tracegrad.schemas.text import printable
@@ -66,3 +67,16 @@ def log_to_stderr(level: int, form: str, *, run: str = "", process: str = "") ->
     logging.basicConfig(level=level, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_JsonFormatter(run, process) if is_json else _Formatter(form))
+    if is_json:  # what Python prints by itself
+        logging.captureWarnings(True)
+        threading.excepthook = _log_end_of_thread
+        sys.excepthook = lambda kind, error, traceback: _log_end("the process", error)
+
+
+def _log_end_of_thread(of: threading.ExceptHookArgs) -> None:
+    if of.exc_type is not SystemExit:  # by which a thread ends itself; Python says nothing of it
+        _log_end(f"thread {of.thread and of.thread.name}", of.exc_value)
+
+
+def _log_end(what: str, error: BaseException | None) -> None:
+    logging.getLogger(__name__).critical("the end of %s", what, exc_info=error)

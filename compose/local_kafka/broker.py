@@ -1,7 +1,8 @@
 """A real single-node Apache Kafka on loopback, without Docker or system Java.
 
 In: a data folder, perhaps a port. Out: a broker that takes records (`bootstrap_servers`) until `stop`. Also a
-process, which says `ready HOST:PORT`: `python -m tracegrad.compose.local_kafka.broker --data DIR [--port P]`.
+process, which says `ready HOST:PORT` (where logs are JSON, in a line of its log): `python -m
+tracegrad.compose.local_kafka.broker --data DIR [--port P]`.
 
 Invariants: the broker dies with this process, however that dies (die_with_parent.py); the same folder keeps the same
 records, also after SIGKILL. Failure: ConfigurationError or UnavailableError
@@ -33,6 +34,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, Fata
 from ..beats import beating
 from ..die_with_parent import guarded
 from ..files import hold_lock
+from ..printable_log import LOG_FORMAT, LogFormat, log_to_stderr
 from . import node as kafka_node
 from .jars import cache_dir, class_path
 from .java import aot_cache, find_java
@@ -232,12 +234,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    log_to_stderr(logging.INFO, "%(message)s", run=given.data.resolve().parent.name, process="kafka")
     kafka = LocalKafka(given.data, port=given.port)
     num_answers = 0
     try:
         with beating(given.beats, lambda: num_answers) if given.beats else contextlib.nullcontext():
             kafka.start()
-            print(f"ready {kafka.bootstrap_servers}", flush=True)
+            if os.environ.get(LOG_FORMAT) != LogFormat.JSON:  # of which each line is one
+                print(f"ready {kafka.bootstrap_servers}", flush=True)
             # So that later starts are faster. The kernel ends what the thread started when this process ends.
             threading.Thread(target=_prepare, daemon=True).start()
             for turn in itertools.count(1):
@@ -250,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     num_answers += 1
                     beat()
     except TracegradError as error:
-        print(error, file=sys.stderr)
+        logger.error("%s", error)
         return FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1
     finally:
         kafka.stop()

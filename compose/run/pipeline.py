@@ -22,8 +22,10 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from filelock import BaseFileLock, FileLock, Timeout
 
+from tracegrad.producers.llm_gateway.config import GRACE_S
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.process_status import process_name
 from tracegrad.schemas.retry import retry
@@ -199,7 +201,10 @@ def specs(wiring: Wiring, *, for_training: bool, only: Part | None = None) -> li
             found += [_serve(wiring, "engine", layer=1, ordinal=ordinal) for ordinal in range(settings.engine.replicas)]
         found += [
             _serve(wiring, "otlp", layer=1, listens=(settings.otlp.host, wiring.endpoints.otlp_endpoint)),
-            _serve(wiring, "llm", layer=2, listens=(settings.llm.host, wiring.endpoints.llm_url)),
+            msgspec.structs.replace(
+                _serve(wiring, "llm", layer=2, listens=(settings.llm.host, wiring.endpoints.llm_url)),
+                stop_timeout_s=GRACE_S + 5.0,
+            ),
         ]
         if settings.feedback is not None:
             listens = (settings.feedback.host, wiring.endpoints.feedback_url)

@@ -43,6 +43,8 @@ _IDLE_SHARE = 0.01
 _MAX_LOG_BYTES = 16 * 1024 * 1024
 _LAST_LINES = 12
 """A log that is larger when its process starts is set aside once, so restarts cannot fill the disk."""
+_LOG_FOLLOWS = "; last lines of "
+"""Between why a process ended and what it wrote, which a topic does not get."""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +152,7 @@ class Child:
         told = self._struck or describe_exit(status)
         self.strike()
         self.exit_status = status
-        self.why = f"{told}; last lines of {self.log_path}:\n{self.last_lines()}"
+        self.why = f"{told}{_LOG_FOLLOWS}{self.log_path}:\n{self.last_lines()}"
         if status == 0 and self.spec.is_job:
             self.state = ProcessState.DONE
             self.why = ""
@@ -256,7 +258,7 @@ class Child:
             pid=self.pid,
             num_restarts=self.num_restarts,
             since_ms=int(1000 * (time.time() - (time.monotonic() - self.started_at))) if self.started_at else 0,
-            why=self.why.partition("\n")[0],
+            why=self.why.partition("\n")[0].partition(_LOG_FOLLOWS)[0],
             at_ms=int(1000 * time.time()),
         )
 

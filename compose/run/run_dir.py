@@ -7,7 +7,7 @@
     starts.json     topics, and where the run began on them written once
     replay.json     of a replay: what was asked for         written first
     history.json    of a replay: what was made of another run by its trainer's start
-    index.sqlite, page.msgpack  what `episodes`, `page` ask made of topics, at any time again
+    index.sqlite, said.sqlite, page.msgpack  what `episodes`, `page` made of topics, at any time again
     outcome.json    how the last start ended                absent while it runs
     trainer/        checkpoints and, under weights/, the versions
     logs/ beats/ kafka/ streams/ engine-plugin/ results/ locks/
@@ -36,16 +36,18 @@ from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.trainer.history.config import History, Mode
 
-from ..files import hold_lock, write_atomically
+from ..files import hold_lock, is_held, write_atomically
 from ..kafka.positions import TopicStart, start_offsets
 from .settings import RunSettings
 from .supervisor import Outcome
 
-__all__ = ["Endpoints", "Replayed", "RunDir", "RunKey", "RunRecord", "read_key", "write_record"]
+__all__ = ["AUDIT", "Endpoints", "Replayed", "RunDir", "RunKey", "RunRecord", "read_key", "write_record"]
 
 T = TypeVar("T")
 _MARK = "run.json"
 _STARTS = "starts.json"
+AUDIT = "audit.json"
+"""Among the results: what was counted when the run ended last."""
 _KEY = "key.json"
 _KEY_BYTES = 32
 _FIXED = {
@@ -248,6 +250,7 @@ class RunDir:
     def write_start(self, settings: RunSettings, endpoints: Endpoints) -> None:
         """Records what this start uses, before any process reads it."""
         self._outcome_file.unlink(missing_ok=True)
+        (self.results / AUDIT).unlink(missing_ok=True)
         # It may hold the gateways' tokens and the cluster's passwords.
         write_record(self.config, settings, is_private=True)
         write_record(self.endpoints_file, endpoints)
@@ -313,13 +316,10 @@ class RunDir:
         with hold_lock(self.locks / f"{name}.lock", refusal=refusal, wait_s=wait_s):
             yield
 
-    def is_locked(self) -> bool:
-        """Whether a live supervisor holds the lock."""
-        try:
-            with self.lock():
-                return False
-        except ConfigurationError:
-            return True
+    def is_locked(self, name: str = "supervisor") -> bool:
+        """Whether a live process holds a lock. Who reads a run that has ended holds the supervisor's too:
+        history/broker.py."""
+        return is_held(self.locks / f"{name}.lock")
 
 
 def read_key(path: Path) -> RunKey:
@@ -342,9 +342,9 @@ def _read(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
-        raise ConfigurationError(
-            f"no {path.name} in {path.parent}; start the run with `tracegrad up` or `tracegrad train FILE`, or name "
-            "its folder by --run-dir"
-        ) from None
+        remedy = "start the run with `tracegrad up` or `tracegrad train FILE`, or name its folder by --run-dir"
+        if path.name == _KEY and (path.parent / _MARK).exists():
+            remedy = "without it nothing counts that the run wrote: put it back from a copy"
+        raise ConfigurationError(f"no {path.name} in {path.parent}; {remedy}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}; was it written by another release?") from error

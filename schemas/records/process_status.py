@@ -18,13 +18,14 @@ __all__ = [
     "ProcessState",
     "ProcessStatus",
     "SupervisedProcess",
+    "engine_of",
     "process_name",
     "worker_stage",
 ]
 
 TRAINER = "trainer"
 """The trainer's process, and the stage of its dead letters."""
-_STREAMS = "streams"
+_STREAMS, _ENGINE = "streams", "engine"
 
 
 class ProcessState(OpenEnum):
@@ -85,6 +86,12 @@ def process_name(name: str, stage: str | None, ordinal: int) -> str:
     if stage is not None:
         return f"{name}-{stage}-{ordinal}"
     return f"{name}-{ordinal}" if ordinal else name
+
+
+def engine_of(process: str) -> str | None:
+    """Of an engine's process the id under which it acknowledges versions."""
+    name, _, ordinal = process.partition("-")
+    return f"{_ENGINE}-{ordinal or 0}" if name == _ENGINE else None
 
 
 def worker_stage(process: str) -> str | None:

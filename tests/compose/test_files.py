@@ -6,12 +6,13 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tracegrad.compose.files import hold_lock, write_atomically
+from tracegrad.compose.files import hold_lock, is_held, write_atomically
 
 HOLDER = """
 import sys, time
@@ -71,3 +72,31 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
         began = time.monotonic()
         with hold_lock(path, refusal=ValueError, wait_s=10.0):
             assert time.monotonic() - began < 5
+
+
+def test_who_looks_whether_a_lock_is_held_keeps_nobody_from_it(tmp_path: Path) -> None:
+    """Nor says of another who looks that it holds it; who holds it is seen."""
+    path = tmp_path / "a.lock"
+    assert not is_held(path) and not path.exists()
+    with hold_lock(path, refusal=ValueError):
+        assert is_held(path)
+    stop, seen = threading.Event(), list[bool]()
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.append(is_held(path))
+            time.sleep(0.02)
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    try:
+        time.sleep(0.3)
+        assert seen and not any(seen), "they looked only"
+        for _ in range(20):
+            with hold_lock(path, refusal=ValueError):
+                pass
+    finally:
+        stop.set()
+        for looker in lookers:
+            looker.join()

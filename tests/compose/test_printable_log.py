@@ -5,6 +5,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +20,25 @@ EPISODE = ROLLOUT + "0a1b"
 
 
 @pytest.fixture(name="lines")
-def logged(monkeypatch: pytest.MonkeyPatch) -> Any:
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """What a logger of ours writes, by line."""
     out = io.StringIO()
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [logging.StreamHandler(out)])
     monkeypatch.setenv(LOG_FORMAT, "json")
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        yield from _logged(out)
+
+
+def _logged(out: io.StringIO) -> Iterator[Any]:
     log_to_stderr(logging.INFO, "%(message)s", run="mine", process="streams-credit-0")
-    return lambda: [json.loads(line) for line in out.getvalue().splitlines()]
+    try:
+        yield lambda: [json.loads(line) for line in out.getvalue().splitlines()]
+    finally:
+        logging.captureWarnings(False)
 
 
 def test_a_line_says_run_process_and_episodes(lines: Any) -> None:
@@ -41,6 +56,26 @@ def test_a_line_says_run_process_and_episodes(lines: Any) -> None:
         "episodes": [EPISODE, ROLLOUT],
     }
     assert "episodes" not in second and second["process"] == "streams-credit-0"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_python_prints_by_itself_is_a_line_too(lines: Any) -> None:
+    """A warning, and an error that a thread ends by, in its traceback."""
+    warnings.warn("odd", UserWarning, stacklevel=1)
+    thread = threading.Thread(target=lambda: 1 // 0, name="odd-job")
+    thread.start()
+    thread.join()
+    warning, end = lines()
+    assert (warning["level"], end["level"]) == ("WARNING", "CRITICAL") and "odd" in warning["message"]
+    assert end["message"].startswith("the end of thread odd-job\nTraceback")
+
+
+def test_a_thread_that_asks_to_exit_is_no_error(lines: Any) -> None:
+    """As Python has it: it ends, and nothing is said."""
+    thread = threading.Thread(target=sys.exit)
+    thread.start()
+    thread.join()
+    assert lines() == []
 
 
 def test_what_others_say_stays_one_line(lines: Any) -> None:

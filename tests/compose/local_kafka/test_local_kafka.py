@@ -308,7 +308,7 @@ def test_foreground_process_makes_the_class_data_cache_that_is_missing(tmp_path:
 
 
 def test_foreground_process_says_why_it_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A fatal error has status 78: the supervisor must not try again."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -318,4 +318,4 @@ def test_foreground_process_says_why_it_does_not_start(
 
     monkeypatch.setattr("tracegrad.compose.local_kafka.broker.find_java", no_java)
     assert main(["--data", str(tmp_path)]) == 78
-    assert "no java here" in capsys.readouterr().err
+    assert "no java here" in caplog.text

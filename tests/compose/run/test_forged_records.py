@@ -204,7 +204,7 @@ def by_views(log: Log, folder: Path) -> Any:
     """What the terminal shows."""
     state = RunState(TOPICS, RUN, "policy")
     fold_present(log, TOPICS, state, StepLines.topics)
-    known = state.steps, state.newest_step, state.first_ack, list(state.open_attempts), state.num_waiting_groups
+    known = state.steps, state.newest_step, state.serving, list(state.open_attempts), state.num_waiting_groups
     return *known, state.held_out.by_number
 
 

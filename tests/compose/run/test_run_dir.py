@@ -21,9 +21,10 @@ from tracegrad.compose.run import serve
 from tracegrad.compose.run.pipeline import Part, prepare_run, specs
 from tracegrad.compose.run.run_dir import RunDir, RunKey, write_record
 from tracegrad.compose.run.settings import RunSettings
+from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.page.config import PageConfig
-from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig
+from tracegrad.producers.llm_gateway.config import GRACE_S, LlmConfig, PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.producers.tasks.config import TasksConfig
@@ -153,6 +154,17 @@ def test_nobody_else_reads_what_a_run_keeps_secret(tmp_path: Path) -> None:
     assert (modes["mine"], modes["key.json"], modes["config.json"]) == (0o700, 0o600, 0o600)
 
 
+def test_a_start_takes_away_how_the_last_one_ended(tmp_path: Path) -> None:
+    """Its word, and what was counted then: read later, they would tell of what came since."""
+    run_dir = prepare_run(SETTINGS, tmp_path / "mine")
+    endpoints = run_dir.endpoints
+    run_dir.write_outcome(Outcome(kind=OutcomeKind.STOPPED, why="asked"))
+    (run_dir.results / "audit.json").write_text("{}")
+    assert run_dir.outcome is not None
+    run_dir.write_start(SETTINGS, endpoints)
+    assert run_dir.outcome is None and not (run_dir.results / "audit.json").exists()
+
+
 def test_two_supervisors_cannot_share_a_folder(tmp_path: Path) -> None:
     """The lock goes with its holder."""
     run_dir = RunDir(tmp_path)
@@ -228,6 +240,12 @@ def test_a_run_on_captured_traffic_has_tasks_and_runner_where_something_is_held_
         assert not {"runner", "tasks"} & {spec.name for spec in specs(wiring, for_training=False, only=part)}
     assert wiring.tasks().rewards_awaited == ("reward",)
     assert "/somewhere/eval.jsonl" in wiring.runner().hidden
+
+
+def test_a_gateway_is_stopped_later_than_its_calls_may_take(tmp_path: Path) -> None:
+    """One that waits for an engine in its start takes all of that; to be killed as it ends by itself is no end."""
+    found = {spec.name: spec for spec in specs(Wiring(prepare_run(SETTINGS, tmp_path)), for_training=True)}
+    assert found["llm"].stop_timeout_s > GRACE_S
 
 
 def test_a_run_may_be_without_its_page(tmp_path: Path) -> None:
