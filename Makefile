@@ -29,8 +29,8 @@ suite:
 	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(if $(strip $(ARGS)),$(ARGS),--durations=20 $(addprefix --ignore=,$(RUNS)))
 
 runs:
-	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" --durations=0 -rP $(CHAOS)
-	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" --durations=20 --ignore=$(CHAOS) $(RUNS)
+	cd "$(ROOT)" && { $(PYTHON) -m pytest -m "" --durations=0 -rP $(CHAOS); chaos=$$?; \
+		$(PYTHON) -m pytest -m "" --durations=20 --ignore=$(CHAOS) $(RUNS) && exit $$chaos; }
 
 fast: env  ## the tests without broker, engine or torch: seconds
 	cd "$(ROOT)" && $(PYTHON) -m pytest $(ARGS)
