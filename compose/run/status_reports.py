@@ -64,9 +64,11 @@ class StatusReports:
 
     def _run(self) -> None:
         writer: LogWriter | None = None
-        while not self._is_closing:
+        is_last = False
+        while not is_last:
             self._wake.wait(self._interval_s)
             self._wake.clear()
+            is_last = self._is_closing
             try:
                 writer = writer or self._log.writer()
                 self._append(writer)

@@ -113,6 +113,7 @@ class Supervisor:
         self._before_stop = before_stop
         self._say = say
         self._num_interrupts = 0
+        self._is_answered = False
         self._open: list[Child] = []
         """Those whose layer's turn has come."""
         self._hook_failing_since: float | None = None
@@ -157,7 +158,11 @@ class Supervisor:
 
     def _interrupted(self, number: int, frame: types.FrameType | None) -> None:
         self._num_interrupts += 1
-        if self._num_interrupts == 1:
+
+    def _answer(self) -> None:
+        """Not in the handler, which may have interrupted the printer."""
+        if self._num_interrupts and not self._is_answered:
+            self._is_answered = True
             self._say("stopping (Ctrl-C again to kill all at once)")
 
     def _are_jobs_done(self) -> bool:
@@ -165,10 +170,11 @@ class Supervisor:
         return bool(jobs) and all(child.state is ProcessState.DONE for child in jobs)
 
     def _watch(self, is_done: Callable[[], bool]) -> Outcome:
-        self._num_interrupts = 0
+        self._num_interrupts, self._is_answered = 0, False
         looked_at = time.monotonic()
         while True:
             if self._num_interrupts:
+                self._answer()
                 return Outcome(kind=OutcomeKind.STOPPED)
             self._open_next_layer()
             elapsed_s, looked_at = time.monotonic() - looked_at, time.monotonic()
@@ -280,6 +286,7 @@ class Supervisor:
         if self._num_interrupts < 2:
             left = in_thread(self._before_stop, "before-stop")
             while self._num_interrupts < 2:
+                self._answer()
                 if futures.wait([left], _TICK_S).done:
                     left.result()
                     return
@@ -289,6 +296,7 @@ class Supervisor:
         started = time.monotonic()
         left = list(running)
         while left and self._num_interrupts < 2:
+            self._answer()
             waited_s = time.monotonic() - started
             late = [child for child in left if waited_s > child.spec.stop_timeout_s]
             for child in late:
