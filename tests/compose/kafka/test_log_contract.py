@@ -148,7 +148,7 @@ def test_read_gives_at_most_so_many(log: Log, new_topic: Maker, closing: list[Lo
     closing.append(reader)
     found: list[Record] = []
     while len(found) < 25:
-        batch = reader.read(max_records=10, timeout_s=1.0)
+        batch = reader.read(max_records=10, timeout_s=30.0)
         assert 0 < len(batch) <= 10
         found += batch
     assert [record.value for record in found] == values

@@ -70,7 +70,7 @@ def test_what_people_say_is_on_the_episode_though_its_gateway_is_killed(
     """A call, then two hundred ratings of it with a SIGKILL between: each counts once, as their mean, on its call."""
     with running_engine(ScriptedEngine()) as engine:
         prefix = f"t{uuid.uuid4().hex[:12]}."
-        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix, idle_s=3.0)
+        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix, idle_s=10.0)
         (tmp_path / "tracegrad.toml").write_text(settings)
         run = RunningUp(tmp_path)
         try:
@@ -138,7 +138,7 @@ def test_what_a_judge_exports_is_joined_to_the_answer(tmp_path: Path, broker: st
     exporter says, to the same gateway, does not."""
     with running_engine(ScriptedEngine()) as engine:
         prefix = f"t{uuid.uuid4().hex[:12]}."
-        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix, idle_s=3.0)
+        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix, idle_s=10.0)
         (tmp_path / "tracegrad.toml").write_text(settings)
         run = RunningUp(tmp_path)
         try:

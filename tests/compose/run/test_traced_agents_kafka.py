@@ -159,7 +159,7 @@ async def test_a_server_with_eight_requests_at_once_gives_eight_episodes(
     folder: Path, broker: str, engine: ScriptedEngine
 ) -> None:
     """`tracegrad up` in one terminal, a Starlette agent with the variables of `tracegrad env` in another."""
-    engine.delay_s = 0.5
+    engine.delay_s = 3.0
     with running_engine(engine) as url, (folder / "up.jsonl").open("wb") as out, (folder / "up.err").open("wb") as err:
         options = [f"engine.url={url}", f"kafka.topic_prefix=t{uuid.uuid4().hex[:12]}."]
         sets = [argument for option in options for argument in ("--set", option)]

@@ -106,4 +106,4 @@ class Stream:
 
     async def end(self) -> int:
         """The HTTP status, once all is here."""
-        return await asyncio.wait_for(self.task, 5)
+        return await asyncio.wait_for(self.task, 60)

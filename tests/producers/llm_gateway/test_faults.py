@@ -227,7 +227,7 @@ async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(unkn
 async def test_a_version_that_gives_nan_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else every rollout is aborted, every group excluded, and the run ends as a success that trained nothing."""
     monkeypatch.setattr(generate, "_MAX_NOT_FINITE", 3)
-    async with rig(ScriptedEngine(label=label(0), has_nan_weights=True), engine_wait_s=0.6) as r:
+    async with rig(ScriptedEngine(label=label(0), has_nan_weights=True), engine_wait_s=3.0) as r:
         await r.begin()
         status, _ = await r.chat_raw(ASK)
         assert status == 503 and not r.calls()
@@ -246,7 +246,7 @@ async def test_answers_with_numbers_between_raise_no_alarm(monkeypatch: pytest.M
         return Reply("42")
 
     engine.policy = sample
-    async with rig(engine, engine_wait_s=0.6) as r:
+    async with rig(engine, engine_wait_s=3.0) as r:
         await r.begin()
         for _ in range(2):
             await r.chat(ASK)

@@ -221,9 +221,9 @@ def test_who_waits_for_an_answer_when_its_host_ends_runs_again(
     monkeypatch.setattr(hosts, "_HANG_GRACE_S", 1.0)
     with Rig() as rig:
         start(tmp_path, rig, "agent.py:solve", hosts=num_hosts)
-        culprit = rig.request(input=f"{dodge}|{tmp_path / 'now'}", time_s=2.0 if state is TRUNCATED else 20.0)
+        culprit = rig.request(input=f"{dodge}|{tmp_path / 'now'}", time_s=6.0 if state is TRUNCATED else 20.0)
         until(lambda: rig.calls(culprit) and len(list(tmp_path.glob("host-*"))) == num_hosts)
-        rig.engine.delay_s = 4.0
+        rig.engine.delay_s = 15.0
         time.sleep(0.5)  # the last host is ready
         neighbour = rig.request(input="go")
         until(lambda: rig.states(neighbour))

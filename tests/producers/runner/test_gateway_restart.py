@@ -172,7 +172,7 @@ def test_attempts_outlive_a_gateway_that_is_killed(kafka_log: KafkaLog, fresh_to
 
         until(lambda: are_at(0, 8), 120, what="all between their first and second call")
         gateway.kill()
-        rig.engine.delay_s = 4.0
+        rig.engine.delay_s = 30.0
         num_asked = sum(path == GENERATE for path, _ in rig.engine.requests)
         (tmp_path / "go.0").touch()
         # Each agent looks twenty times in that time, and asks; the hasty ones ask once.
