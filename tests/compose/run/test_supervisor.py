@@ -1,4 +1,4 @@
-"""The supervisor with real, tiny child processes: restart, fatal, order of stopping, two Ctrl-C, no orphans."""
+"""The supervisor with real, tiny child processes: restart, fatal, order of stopping, no orphans."""
 
 from __future__ import annotations
 
@@ -173,77 +173,6 @@ def test_a_stubborn_process_is_killed_at_its_time(tmp_path: Path) -> None:
         supervisor.run()
     assert any("did not stop in 0.1 s" in line for line in said)
     eventually(lambda: gone(int((tmp_path / "grandchild").read_text())), "the grandchild is gone")
-
-
-def test_second_interrupt_kills_all_at_once(tmp_path: Path) -> None:
-    """Real SIGINTs; nobody waits for a polite end that takes a minute."""
-    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; touch {tmp_path}/up; {FOREVER}"
-    said: list[str] = []
-    supervisor = Supervisor([shell("deaf", script, stop_s=60)], logs=tmp_path, say=said.append)
-
-    def interrupt_twice() -> None:
-        eventually((tmp_path / "up").exists, "it is up")
-        os.kill(os.getpid(), signal.SIGINT)
-        eventually(lambda: bool(said), "the first one was heard")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    began = time.monotonic()
-    with meanwhile(interrupt_twice):
-        supervisor.run()
-    assert time.monotonic() - began < 30
-    assert gone(int((tmp_path / "pid").read_text()))
-
-
-def test_an_interrupt_while_a_line_is_printed_is_heard(tmp_path: Path) -> None:
-    """The printer's lock is held then, by the thread that the signal interrupts."""
-    printing, said = threading.Lock(), list[str]()
-
-    def say(text: str) -> None:
-        assert printing.acquire(timeout=10), "the printer is waited for by who holds it"
-        said.append(text)
-        printing.release()
-
-    def interrupt(layer: int) -> None:
-        with printing:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
-
-    supervisor = Supervisor([shell("idle", FOREVER)], logs=tmp_path, on_layer=interrupt, say=say)
-    assert supervisor.run().kind is OutcomeKind.STOPPED
-    assert said == ["stopping (Ctrl-C again to kill all at once)"]
-
-
-@pytest.mark.parametrize("is_early", [False, True], ids=["while it waits", "before it is called"])
-def test_second_interrupt_does_not_wait_for_who_still_reads(tmp_path: Path, is_early: bool) -> None:
-    """`before_stop` takes a minute, and no signal wakes it; the processes are killed at once all the same."""
-    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; touch {tmp_path}/up; {FOREVER}"
-    is_joining, never = threading.Event(), threading.Event()
-
-    def join() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as if it came just before the wait
-        is_joining.set()
-        never.wait(60)
-
-    def hook(layer: int) -> None:
-        if is_early:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def interrupt_twice() -> None:
-        if is_early:
-            return
-        eventually((tmp_path / "up").exists, "it is up")
-        os.kill(os.getpid(), signal.SIGINT)
-        assert is_joining.wait(10)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    supervisor = Supervisor([shell("deaf", script, stop_s=60)], logs=tmp_path, on_layer=hook, before_stop=join)
-    began = time.monotonic()
-    with meanwhile(interrupt_twice):
-        assert supervisor.run().kind is OutcomeKind.STOPPED
-    assert time.monotonic() - began < 30
-    assert is_joining.is_set() is not is_early
-    assert all(status.pid is None for status in supervisor.statuses())
 
 
 def test_a_hook_is_tried_again_however_long_the_gate_below_took(
