@@ -46,6 +46,20 @@ def test_a_process_and_its_supervisor_write_side_by_side() -> None:
     assert isinstance(report, ProcessReport) and report.counters == {"calls": 1}
 
 
+def test_who_is_closed_before_its_thread_began_writes_its_last_round() -> None:
+    """A process that ends at once."""
+
+    class Late(StatusReports):
+        def _run(self) -> None:
+            while not self._is_closing:
+                time.sleep(0.001)
+            super()._run()
+
+    log = new_log()
+    Late(log, TOPICS, lambda: [CHILD], interval_s=60).close()
+    assert [record.key for record in log.records(NAME)] == [b"supervised/llm"]
+
+
 def test_a_change_is_told_at_once() -> None:
     """Not at the next interval."""
     log = new_log()
