@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from tests.house import FILES, ROOT, RUN_BY_PATH, name_of, tree_of
+from tests.house import FILES, ROOT, RUN_BY_PATH, code_lines, name_of, tree_of
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +21,8 @@ CONTROL_FLOW = "compose/run/supervisor.py: _KillAllAtOnce"
 MAX_FILE = 350
 MAX_FUNCTION = 50
 MAX_FOLDER = 16
+MAX_CODE_LINES = 41_500
+"""Of the six rooms together: a feature that breaks it names what goes."""
 
 
 def test_errors_stand_in_one_module() -> None:
@@ -124,6 +127,20 @@ def test_files_and_functions_are_small() -> None:
     assert offences == set()
     crowded = {folder: num for folder, num in Counter(path.parent for path in FILES).items() if num > MAX_FOLDER}
     assert crowded == {}
+
+
+def test_the_rooms_stay_under_their_ceiling() -> None:
+    """One maintainer can hold them in mind."""
+    assert sum(map(code_lines, FILES)) <= MAX_CODE_LINES
+
+
+def test_comments_docstrings_and_blank_lines_are_no_code(tmp_path: Path) -> None:
+    """So words are free, and joining them saves nothing."""
+    path = tmp_path / "one.py"
+    path.write_text(
+        '"""Two\nlines."""\n\n# why\nclass A:\n    x: int = 1\n    """Its unit."""\n    y: str = "# text"\n'
+    )
+    assert code_lines(path) == 3
 
 
 def test_files_are_ascii_and_say_what_they_are() -> None:
