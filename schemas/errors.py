@@ -15,7 +15,6 @@
     |  |- ProofError                           whoever asks has not shown that it may
     |  `- EngineRefusal                        the engine says that the request is wrong
     |- UnavailableError      (ConnectionError) try again later; the other side is away
-    |  `- SourceError                          a source of scores gives no answer that can be used
     `- OverloadedError       (BlockingIOError) slow down; a bound was reached
 
 Messages say: expected, got, where, what to do. No message holds a prompt, token ids or a secret. None crosses a process
@@ -42,7 +41,6 @@ __all__ = [
     "RecordError",
     "RequestError",
     "SessionError",
-    "SourceError",
     "TracegradError",
     "UnavailableError",
     "UndecodableError",
@@ -136,14 +134,6 @@ class EngineRefusal(RequestError):
 
 class UnavailableError(TracegradError, ConnectionError):
     """A service that this one needs does not answer now."""
-
-
-class SourceError(UnavailableError):
-    """A source of scores gives no answer that can be used. `reason` is a short stable word for counters."""
-
-    def __init__(self, message: str, *, reason: str = "unreachable") -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class OverloadedError(TracegradError, BlockingIOError):

@@ -20,7 +20,7 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import PathKind, Section, nearest, section_of
 
-from .settings import RunSettings, choices, type_words
+from .settings import GONE, RunSettings, choices, type_words
 
 __all__ = ["ENV_PREFIX", "load", "load_over"]
 
@@ -126,7 +126,9 @@ def _build(record: type[S], table: Mapping[str, Any], where: str = "") -> S:
     for key, value in table.items():
         if key not in kinds:
             what = f"section {key!r}" if isinstance(value, dict) else f"key {key!r}"
-            raise ConfigurationError(f"unknown {what}{f' in [{where}]' if where else ''}; {nearest(key, kinds)}")
+            remedy = GONE.get(f"{where}.{key}" if where else key)
+            remedy = f"it is gone: {remedy}" if remedy else nearest(key, kinds)
+            raise ConfigurationError(f"unknown {what}{f' in [{where}]' if where else ''}; {remedy}")
         given[key] = _value(value, kinds[key], f"{where}.{key}" if where else key)
     for field in msgspec.structs.fields(record):
         if field.required and field.name not in given:

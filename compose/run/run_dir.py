@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,7 +38,7 @@ from tracegrad.trainer.history.config import History, Mode
 
 from ..files import hold_lock, is_held, write_atomically
 from ..kafka.positions import TopicStart, start_offsets
-from .settings import RunSettings
+from .settings import RunSettings, without_gone
 from .supervisor import Outcome
 
 __all__ = ["AUDIT", "Endpoints", "Replayed", "RunDir", "RunKey", "RunRecord", "read_key", "write_record"]
@@ -205,7 +205,7 @@ class RunDir:
     @property
     def settings(self) -> RunSettings:
         """Its resolved settings."""
-        return _read(self.config, RunSettings)
+        return _read(self.config, RunSettings, without_gone)
 
     @property
     def is_made(self) -> bool:
@@ -338,9 +338,9 @@ def write_record(path: Path, record: msgspec.Struct, *, is_private: bool = False
     write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n", is_private=is_private)
 
 
-def _read(path: Path, kind: type[T]) -> T:
+def _read(path: Path, kind: type[T], today: Callable[[Any], Any] = lambda given: given) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.convert(today(msgspec.json.decode(path.read_bytes())), kind)
     except FileNotFoundError:
         remedy = "start the run with `tracegrad up` or `tracegrad train FILE`, or name its folder by --run-dir"
         if path.name == _KEY and (path.parent / _MARK).exists():

@@ -151,7 +151,7 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
         case "rewards":
             from tracegrad.producers.rewards import app as rewards
 
-            rewards.run(*wiring.feedback(os.environ), topics=topics, log=log, stop=stop, metrics=metrics)
+            rewards.run(*wiring.feedback(), topics=topics, log=log, stop=stop, metrics=metrics)
         case "llm":
             from tracegrad.producers.llm_gateway import app as llm
 

@@ -34,7 +34,7 @@ from .settings import RunSettings
 from .show import Show, introduce, offer
 from .status_reports import StatusReports, metrics_shown
 from .supervisor import Outcome, OutcomeKind, Supervisor, in_thread
-from .wiring import Wiring, source_keys, upstream
+from .wiring import Wiring, upstream
 
 __all__ = [
     "INTERRUPTED",
@@ -96,7 +96,6 @@ def run_session(
             if only in ENGINE_PARTS:
                 for one in settings.upstream:
                     upstream(one, os.environ)
-                source_keys(settings.feedback, os.environ)
                 check_before_start(settings, run_dir, show.say)
             wiring = Wiring(prepare_run(settings, path))
             _ = wiring.keys  # one that is missing is said before any process starts

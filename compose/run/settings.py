@@ -36,7 +36,13 @@ from ..engine.config import EngineConfig
 from ..kafka.client_settings import KafkaConfig
 from .credits import check_credit
 
-__all__ = ["RunSettings", "choices", "settings_markdown", "type_words"]
+__all__ = ["GONE", "RunSettings", "choices", "settings_markdown", "type_words", "without_gone"]
+
+GONE = {
+    "feedback.sources": "post the scores to /v1/rewards, as examples/feedback/from_elsewhere.py does",
+}
+"""`section.key` that earlier releases had -> what takes its place. A file that has it is refused; runs that were
+recorded with it open."""
 
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _HEAD = """# Settings
@@ -222,6 +228,17 @@ def _part(record: type[Section], path: str = "") -> Iterator[str]:
         name = f"[{name}]" if kind is tuple else f'{name}."name"' if kind is dict else name
         yield f"## [{name}]\n\n{inspect.cleandoc(section.__doc__ or '')}\n"
         yield from _part(section, name)
+
+
+def without_gone(table: Any) -> Any:
+    """Settings as an earlier release recorded them, as far as they are known today."""
+
+    def left(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: left(item, f"{path}{key}.") for key, item in value.items() if f"{path}{key}" not in GONE}
+
+    return left(table, "")
 
 
 def choices(kind: Any) -> list[str]:

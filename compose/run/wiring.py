@@ -40,7 +40,7 @@ from .settings import RunSettings
 if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
 
-__all__ = ["Wiring", "source_keys", "upstream"]
+__all__ = ["Wiring", "upstream"]
 
 _EPISODE_MARGIN_S = 60.0
 """Beyond assemble's longest deadline, until its proposal to close (made again after 30 s, if a worker lost it) is an
@@ -147,9 +147,8 @@ class Wiring:
             samples_as_asked=self.settings.select.sampling == "asked",
         )
 
-    def feedback(self, environ: Mapping[str, str] | None = None) -> tuple[FeedbackConfig, FeedbackHandles]:
-        """`serve rewards`; the environment holds the sources' keys, None: they are not needed. Raises
-        ConfigurationError where no section asks for it, or a key is missing."""
+    def feedback(self) -> tuple[FeedbackConfig, FeedbackHandles]:
+        """`serve rewards`. Raises ConfigurationError where no section asks for it."""
         config, url = self.settings.feedback, self.endpoints.feedback_url
         if config is None or not url:
             raise ConfigurationError(
@@ -161,7 +160,6 @@ class Wiring:
             run_hash=self.record.hash,
             key=self.run_dir.key(),
             trains=self.settings.select.train,
-            source_keys=source_keys(config, environ) if environ is not None else {},
             starts=self.run_dir.starts,
         )
 
@@ -311,21 +309,6 @@ def upstream(config: UpstreamConfig, environ: Mapping[str, str]) -> Upstream:
         timeout_s=config.timeout_s,
         max_inflight=config.max_inflight,
     )
-
-
-def source_keys(config: FeedbackConfig | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Label -> key, of the sources that ask for one. Raises ConfigurationError when the environment lacks it."""
-    found: dict[str, str] = {}
-    for source in config.sources if config else ():
-        if source.api_key_env is not None:
-            found[source.label] = environ.get(source.api_key_env, "")
-            if not found[source.label]:
-                raise ConfigurationError(
-                    f"[[feedback.sources]] {source.label}: expected its key in the variable {source.api_key_env} "
-                    "(api_key_env), which is not set; set it where tracegrad is started, or leave api_key_env out for "
-                    "one that asks for no key"
-                )
-    return found
 
 
 def _gpu_of(device: str) -> int | None:

@@ -14,11 +14,10 @@ process does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -42,7 +41,6 @@ from ..read_feedback import fault_of, read_feedback, reward_record
 from .config import FeedbackConfig, FeedbackHandles
 from .reading import Reading
 from .receipts import Receipts
-from .sources.polls import Polls
 
 __all__ = ["RewardsGateway", "run"]
 
@@ -143,10 +141,10 @@ class RewardsGateway:
                 results.append({"idempotency_key": reward.idempotency_key})
         if not accepted:
             return JSONResponse({"results": results}, results[0]["error"]["status"] if len(results) == 1 else 400)
-        await self.accept(accepted)
+        await self._accept(accepted)
         return JSONResponse({"results": results}, 202)
 
-    async def accept(self, rewards: Sequence[Reward]) -> None:
+    async def _accept(self, rewards: Sequence[Reward]) -> None:
         """Returns when the log has acknowledged all of them. Raises as the log does, and TimeoutError."""
         async with asyncio.timeout(_ACK_TIMEOUT_S):
             await asyncio.gather(*(asyncio.wrap_future(self._append(reward)) for reward in rewards))
@@ -182,15 +180,8 @@ def run(
     try:
         receipts = Receipts(trains=handles.trains, wait_s=config.wait_s)
         reading = Reading(receipts, handles, topics=topics, log=log, metrics=metrics)
-
-        @contextlib.asynccontextmanager
-        async def beside(application: Starlette) -> AsyncIterator[None]:
-            polls = Polls(config, handles, accept=gateway.accept, metrics=metrics)
-            async with reading.beside(application), polls.beside(application):
-                yield
-
         gateway = RewardsGateway(
-            config, handles, topics=topics, writer=writer, metrics=metrics, receipts=receipts, beside=beside
+            config, handles, topics=topics, writer=writer, metrics=metrics, receipts=receipts, beside=reading.beside
         )
         serve(
             gateway.app,

@@ -103,11 +103,8 @@ __all__ = [
     "REWARD",
     "REWARD_DEVIATION",
     "RULE_REWARD",
-    "SCORES",
     "SESSIONS_FORGOTTEN",
     "SESSIONS_IGNORED",
-    "SOURCES_AWAY",
-    "SOURCES_FAILED",
     "SPANS",
     "SPLICES",
     "STALENESS",
@@ -221,14 +218,6 @@ CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was n
 FEEDBACK = Counter("feedback", "Pieces of feedback acknowledged.", ("name",), terminal="feedback", is_work=True)
 FEEDBACK_LATE = Counter("feedback_late", "Pieces of feedback on nothing that waited for them.")
 FEEDBACK_REFUSED = Counter("feedback_refused", "Pieces of feedback refused, by the field at fault.", ("field",))
-SCORES = Counter("scores", "Scores of [feedback.sources], taken or by the field at fault.", ("source", "outcome"))
-SOURCES_FAILED = Counter("source_readings_failed", "Readings of a source that failed.", ("source", "reason"))
-SOURCES_AWAY = Gauge(
-    "sources_away",
-    "1 for each source of scores whose last reading failed.",
-    ("source",),
-    terminal="score sources away",
-)
 EVALUATIONS_IGNORED = Counter("evaluations_ignored", "Evaluations in spans and log records without the reward token.")
 AGENT_EVENTS = Counter("agent_events", "Events that agents posted of their attempts.", ("type",))
 ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")

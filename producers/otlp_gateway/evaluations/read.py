@@ -27,19 +27,17 @@ from .evaluation import ABOUT_KEYS, WHO_KEYS, Evaluation, Place
 from .gen_ai import EVENT_NAME, GEN_AI_KEYS, gen_ai_evaluations
 from .lightning import lightning_evaluations
 from .openinference import is_openinference_key, openinference_evaluations
-from .openllmetry import OPENLLMETRY_KEYS, openllmetry_evaluations
 
 __all__ = ["Found", "may_evaluate", "num_evaluations", "read_evaluations"]
 
-_CONVENTIONS = (gen_ai_evaluations, openinference_evaluations, lightning_evaluations, openllmetry_evaluations)
+_CONVENTIONS = (gen_ai_evaluations, openinference_evaluations, lightning_evaluations)
 """Each reads what it finds, whatever the others find. A new convention is a new row."""
 _EVENT_NAME_KEY = "event.name"
 """Where a log event's name stood before records had a field for it."""
-_KEYS = ABOUT_KEYS.union(GEN_AI_KEYS, LIGHTNING_KEYS, OPENLLMETRY_KEYS, WHO_KEYS, (_EVENT_NAME_KEY,))
+_KEYS = ABOUT_KEYS.union(GEN_AI_KEYS, LIGHTNING_KEYS, WHO_KEYS, (_EVENT_NAME_KEY,))
 _MARKS = (
     b"gen_ai.evaluation.",
     b"agentlightning.reward.",
-    b"gen_ai.guardrail.status",
     b".annotation.",
     b".evaluation.",
 )

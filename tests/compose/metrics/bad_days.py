@@ -35,14 +35,6 @@ DAYS: dict[str, dict[Metric, str]] = {
         m.FEEDBACK_REFUSED: (
             "producers/rewards/test_rewards_gateway.py::test_what_is_wrong_is_refused_with_the_field_at_fault"
         ),
-        m.SCORES: (
-            "producers/rewards/sources/test_polls.py::"
-            "test_what_cannot_be_taken_is_counted_once_and_its_neighbours_are_taken"
-        ),
-        m.SOURCES_FAILED: "producers/rewards/sources/test_polls.py::test_nobody_there_is_a_failure_like_another",
-        m.SOURCES_AWAY: (
-            "producers/rewards/sources/test_polls.py::test_a_bad_answer_is_counted_and_costs_nothing_that_comes_later"
-        ),
         m.EVALUATIONS_IGNORED: (
             "producers/otlp_gateway/test_take_evaluations.py::test_without_the_reward_token_none_counts"
         ),

@@ -17,7 +17,7 @@ from tests.compose.metrics.prometheus import needs_prometheus, promtool
 from tracegrad.compose.metrics import endpoint
 from tracegrad.compose.metrics.endpoint import announce, announced, scrape_line, serving_metrics, target_file
 from tracegrad.compose.metrics.exposition import exposition
-from tracegrad.schemas.metrics import CALLS, DEAD_LETTERS, LAG, SCORES, Counter, Gauge, Metrics, declared
+from tracegrad.schemas.metrics import CALLS, DEAD_LETTERS, LAG, SPLICES, Counter, Gauge, Metrics, declared
 
 
 @pytest.fixture(name="metrics")
@@ -152,8 +152,8 @@ def test_a_hundred_thousand_names_stay_below_a_megabyte() -> None:
 def test_a_value_that_has_no_bytes_is_shown_all_the_same() -> None:
     """JSON can spell half a surrogate pair."""
     metrics = Metrics()
-    metrics.add(SCORES, "\ud800", "taken")
-    assert b'source="?"' in exposition(metrics)
+    metrics.add(SPLICES, "\ud800", "why")
+    assert b'kind="?"' in exposition(metrics)
 
 
 @needs_prometheus

@@ -58,7 +58,6 @@ LINKED = {
     "agentlightning.link.0.key_match": "gen_ai.response.id",
     "agentlightning.link.0.value_match": wire_id(ANSWER, WirePrefix.MESSAGE),
 }
-GUARD = {"gen_ai.operation.name": "guard", "gen_ai.guardrail.name": "good"}
 OF_TRACE: Said = ("good", 0.5, None, TRACE, "")
 OF_ANSWER: Said = ("good", 0.5, ANSWER, KEY, "")
 
@@ -139,15 +138,6 @@ TABLE: dict[str, tuple[Span | LogRecord, list[Said]]] = {
         span({f"{REWARD}.0.value": 0.5, "agentlightning.rollout_id": "ro-1"}),
         [("reward", 0.5, None, conversation_key("ro-1"), "")],
     ),
-    "guard": (span({**GUARD, "gen_ai.guardrail.status": "PASSED"}), [("good", 1.0, None, TRACE, "PASSED")]),
-    "guard in a session": (
-        span({
-            **GUARD,
-            "gen_ai.guardrail.status": "FAILED",
-            "traceloop.association.properties.session_id": "room 7",
-        }),
-        [("good", 0.0, None, conversation_key("room 7"), "FAILED")],
-    ),
     "plain span": (span({"http.method": "GET", "score": 1, "annotations.x.annotation.score": 1}), []),
 }  # fmt: skip
 
@@ -175,10 +165,6 @@ REFUSED: dict[str, tuple[Span | LogRecord, str]] = {
     "label without declared ones": (log({NAME: "stars", LABEL: "pass"}), "label"),
     "failed": (log({NAME: "good", "error.type": "Timeout"}), "error_type"),
     "failed with a label": (log({NAME: "good", LABEL: "pass", "error.type": "Timeout"}), "error_type"),
-    "guard that failed": (
-        span({**GUARD, "gen_ai.guardrail.status": "FAILED", "gen_ai.guardrail.error.type": "ValueError"}),
-        "error_type",
-    ),
     "another's answer": (log({**GOOD, "gen_ai.response.id": "chatcmpl-abc"}), "response_id"),
     "no id": (log({**GOOD, "gen_ai.response.id": 7}), "response_id"),
     "another's tool call": (log({**GOOD, "gen_ai.tool.call.id": "toolu_1"}), "tool_call_id"),

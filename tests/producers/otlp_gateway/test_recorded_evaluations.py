@@ -67,14 +67,6 @@ def test_a_real_evaluator_is_read(name: str, expected: list[Said], refused: dict
     assert len(twice.rewards) == len(expected)
 
 
-def test_openllmetrys_guards_are_read() -> None:
-    """One that passed, one that did not, by their declared labels; one that raised is no failure of the answer."""
-    rewards, refused = read(TRACES, (RECORDED / "openllmetry.traces.otlp").read_bytes())
-    found = [(one.name, one.value, one.target, one.reason) for one in rewards]
-    assert found == [("good", 1.0, None, "PASSED"), ("polite", 0.0, None, "FAILED")]
-    assert refused == Counter({"error_type": 1})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tracer", ["agentops", "otel"])
 def test_agent_lightnings_rewards_are_read(tracer: str) -> None:

@@ -1,1 +1,0 @@
-"""Scores that people give elsewhere, in Langfuse, Phoenix or MLflow, read as feedback. Entry point: `polls.Polls`."""
