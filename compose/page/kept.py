@@ -24,7 +24,7 @@ from ..files import write_atomically
 from ..history.index import sizes_of
 from ..run.run_dir import RunDir
 
-__all__ = ["KEPT", "current", "kept_in", "learned_mark_of", "leave", "leave_learned", "mark_of"]
+__all__ = ["KEPT", "current", "learned_mark_of", "leave", "leave_learned", "mark_of"]
 
 logger = logging.getLogger(__name__)
 KEPT = "page.msgpack"
@@ -47,18 +47,13 @@ def _mark(run_dir: RunDir, topics: Iterable[Topic]) -> str:
     return hashlib.sha256(repr((started, sizes_of(run_dir, topics))).encode()).hexdigest()
 
 
-def kept_in(run_dir: RunDir) -> Kept | None:
-    """What a page has left, up to date or not."""
-    path = run_dir.path / KEPT
-    try:
-        return read_kept(path.read_bytes(), run_dir.record.hash) if path.stat().st_size <= MAX_BYTES else None
-    except OSError:
-        return None
-
-
 def current(run_dir: RunDir) -> Kept | None:
     """What a page has left, while nothing came since."""
-    kept = kept_in(run_dir)
+    path = run_dir.path / KEPT
+    try:
+        kept = read_kept(path.read_bytes(), run_dir.record.hash) if path.stat().st_size <= MAX_BYTES else None
+    except OSError:
+        return None
     if kept is None or kept.mark != mark_of(run_dir):
         return None
     if kept.learned is not None and kept.learned.mark != learned_mark_of(run_dir):

@@ -12,8 +12,6 @@ import logging
 import threading
 import time
 
-import msgspec
-
 from tracegrad.consumers.page.app import make_app
 from tracegrad.consumers.page.asked import Asked, Target
 from tracegrad.consumers.page.board import About, Board
@@ -23,10 +21,8 @@ from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
 
 from ..metrics.endpoint import announced, scrape_line
-from ..run.report import account
 from ..run.session import run_state
 from ..run.wiring import Wiring
-from .beside import beside, without_secrets
 from .broker import keep_broker
 from .kept import current, learned_mark_of, leave, leave_learned
 from .rate import rater_of
@@ -55,7 +51,6 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         concurrency=settings.agent.concurrency if settings.agent else None,
         created_at=wiring.record.created_at,
         replays=replayed.source if replayed is not None else None,
-        settings=without_secrets(msgspec.to_builtins(settings)),
     )
     ring = wiring.ring
     return Board(
@@ -72,11 +67,9 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
 
 
 def _asked(wiring: Wiring, *, is_live: bool) -> Asked:
-    """What the views ask for beside topics; of a run that replays another there is nothing to audit."""
+    """What the views ask for beside topics."""
     run_dir = wiring.run_dir
     return Asked(
-        beside=beside(run_dir),
-        recount=(lambda: account(wiring, is_live=True)) if is_live and run_dir.replayed is None else None,
         targets=lambda: [Target(*one) for one in announced(run_dir.metrics, wiring.record.name)],
         scrape=scrape_line(run_dir.metrics, wiring.record.name),
         rater=rater_of(wiring) if is_live else None,

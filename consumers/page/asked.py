@@ -1,5 +1,5 @@
-"""What the page asks compose for, which rooms do not know: the runs beside this one, the run's rewards gateway, its
-audit, its tasks, where its metrics are.
+"""What the page asks compose for, which rooms do not know: the run's rewards gateway, its tasks, where its
+metrics are.
 
 In: compose makes them. Out: records of functions; each says whether it blocks and what it raises.
 """
@@ -10,33 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.schemas.records.tasks import Task
-from tracegrad.schemas.records.training import TrainingStep
 
-from ..audit.account import Report
-from ..views.held_out import HeldOut
-
-__all__ = ["NOTHING", "Asked", "Beside", "Other", "Rater", "Rating", "Target"]
-
-
-class Other(NamedTuple):
-    """A run beside this one."""
-
-    name: str
-    steps: Sequence[TrainingStep] = ()
-    passes: Sequence[HeldOut] = ()
-    settings: Mapping[str, Any] = {}
-    """Without secrets; empty: not known."""
-    reason: str = ""
-    """Why its curves are missing, or end before the run does."""
-
-
-class Beside(NamedTuple):
-    """What the runs of the same folder are asked by."""
-
-    names: Callable[[], Sequence[str]]
-    """The newest first."""
-    find: Callable[[str], Other]
-    """One of these by its name. Blocks."""
+__all__ = ["NOTHING", "Asked", "Rater", "Rating", "Target"]
 
 
 class Rating(NamedTuple):
@@ -76,10 +51,6 @@ class Target(NamedTuple):
 class Asked(NamedTuple):
     """All of it."""
 
-    beside: Beside | None = None
-    """The other runs of the folder in which this one lies."""
-    recount: Callable[[], Report] | None = None
-    """Audits the run as it stands. Blocks. Raises TracegradError."""
     targets: Callable[[], Sequence[Target]] = lambda: ()
     """Where the metrics of the run's processes are now."""
     scrape: str = ""

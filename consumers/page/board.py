@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,7 +28,6 @@ from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, Reward
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from ..audit.recount import Recount
 from ..index.build import Progress
 from ..index.said import are_prompts_read, episodes_that_said, open_said, positions_of
 from ..index.schema import open_index
@@ -64,8 +63,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     """Agents at once; None: nobody starts any."""
     created_at: str = ""
-    settings: Mapping[str, Any] = {}
-    """As in config.json, without secrets."""
     replays: str | None = None
     """The folder of the run whose history it trains on."""
 
@@ -136,8 +133,7 @@ class Board:
         """
         self.about, self.topics, self.state = about, topics, state
         self.opened, self._raw, self.refusal = log, raw, refusal
-        self.pieces, self.explain, self.beside = pieces, explain, asked.beside
-        self.recount = Recount(asked.recount, self.changed) if asked.recount is not None else None
+        self.pieces, self.explain = pieces, explain
         self.targets, self.scrape = asked.targets, asked.scrape
         self.rater, self.find_task = asked.rater, asked.find_task
         self.lock = threading.RLock()

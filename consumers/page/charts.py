@@ -34,12 +34,10 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     values: Values
     form: str = "line"
-    """`line`, `faint`, `strong`, `over`: of another run; or `points`, which may have whiskers."""
+    """`line`, `faint`, `strong`, or `points`, which may have whiskers."""
     low: Values = ()
     """The whiskers' lower ends; empty: none."""
     high: Values = ()
-    hue: int = 0
-    """1 to 8; 0: that of its place."""
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ passed over: all that they held lies on topics.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -18,12 +18,12 @@ from tracegrad.schemas.log.protocol import Offsets, Record
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessStatus
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic
 
 from .board import Board, TopicCount
 from .episodes.told import Kept as Learned
 
-__all__ = ["MAX_BYTES", "Kept", "folded", "keep", "read_kept", "restore"]
+__all__ = ["MAX_BYTES", "Kept", "keep", "read_kept", "restore"]
 
 MAX_BYTES = 64 * 1024 * 1024
 """20,000 steps and as many versions; a file of more would take longer to read than the topics."""
@@ -42,8 +42,6 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """Stage, reason, how many."""
     counts: dict[Topic, TopicCount]
     ends: dict[Topic, dict[int, Offsets]]
-    settings: dict[str, Any]
-    """The run's, without secrets."""
     learned: Learned | None = None
     """None: the index was not filled, or a record was gone."""
 
@@ -61,7 +59,6 @@ def keep(board: Board, mark: str) -> bytes | None:
             dead_letters=[(*what, num) for what, num in board.dead_letters.items()],
             counts={topic: count._replace(per_s=None) for topic, count in board.counts.items()},
             ends={topic: dict(ends) for topic, ends in board.ends.items()},
-            settings=dict(board.about.settings),
             learned=board.learned,
         )
     for one in (kept, msgspec.structs.replace(kept, learned=None)):
@@ -83,8 +80,8 @@ def read_kept(data: bytes, run: RunHash) -> Kept | None:
 def restore(board: Board, kept: Kept) -> None:
     """Fills a board that is empty."""
     with board.lock:
-        for record in folded(kept, board.topics):
-            board.fold(record)
+        for topic, value in kept.records:
+            board.fold(Record(topic=board.topics.name(topic), partition=0, offset=0, key=None, value=value))
         for stage, reason, num in kept.dead_letters:
             board.dead_letters[stage, reason] = num
         board.counts = kept.counts
@@ -92,12 +89,6 @@ def restore(board: Board, kept: Kept) -> None:
         board.learned = kept.learned
         board.is_read = True
         board.changed()
-
-
-def folded(kept: Kept, topics: Topics) -> Iterator[Record]:
-    """What it keeps of the topics, to be folded in this order."""
-    for topic, value in kept.records:
-        yield Record(topic=topics.name(topic), partition=0, offset=0, key=None, value=value)
 
 
 def _records(board: Board) -> Iterator[tuple[Topic, bytes]]:

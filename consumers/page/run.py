@@ -1,9 +1,7 @@
 """Run: how training goes, and what is going on now.
 
-    /?with=a,b    the curves of these runs laid over its own, and how their settings differ
-
 In: the board. Out: a model, and the charts' numbers. Invariant: of the board alone, under its lock, but
-for what an ended run learned, and for other runs, which lie in their folders. Failure: none.
+for what an ended run learned. Failure: none.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -22,11 +19,9 @@ from tracegrad.schemas.topics import Topic
 
 from ..views.held_out import HeldOut, held_out_of, held_out_text
 from ..views.now import Now, now_in, waiting_text
-from .asked import Other
 from .board import Ask, Board
 from .charts import Charts, alarm_spells, charts_of
 from .episodes.learned import learned_of
-from .overlay import MAX_OTHERS, chosen, differences, laid_over
 from .view import View
 
 __all__ = ["VIEW", "now_of", "pays_most"]
@@ -35,15 +30,11 @@ _VERSIONS = 8
 """That are listed."""
 _NEWEST = 10
 """Steps of which it is told which rule pays most; as many as the curve's mean."""
-_OFFERED = 50
-"""Runs to lay over this one."""
 
 
-def model(board: Board, ask: Ask) -> dict[str, Any]:
+def model(board: Board, _ask: Ask) -> dict[str, Any]:
     """What the template shows; of a run that is over, what it learned first."""
     learned = learned_of(board, Ask()) if not board.about.is_live else None
-    others = chosen(ask.query.get("with", ""), board.beside)
-    overlay = _overlay(board, others)
     with board.lock:
         steps, passes, state = board.state.steps, _passes(board), board.state
         now = now_of(board)
@@ -63,18 +54,15 @@ def model(board: Board, ask: Ask) -> dict[str, Any]:
             "served": sorted({ack.version for ack in serving}),
             "pays_most": pays_most(steps),
             "alarms": sorted(alarm_spells(steps).items()),
-            "mark": f"{len(steps)}-{newest.step if newest else 0}-{len(passes)}"
-            + "".join(f"-{len(one.steps)}" for one in others),
-            **overlay,
+            "mark": f"{len(steps)}-{newest.step if newest else 0}-{len(passes)}",
         }
 
 
-def numbers(board: Board, ask: Ask) -> Charts:
+def numbers(board: Board, _ask: Ask) -> Charts:
     """Of the charts."""
     with board.lock:
         steps, passes = board.state.steps, _passes(board)
-    own, others = charts_of(steps, passes), chosen(ask.query.get("with", ""), board.beside)
-    return laid_over(own, others) if others else own
+    return charts_of(steps, passes)
 
 
 def pays_most(steps: Sequence[TrainingStep]) -> tuple[str, float] | None:
@@ -88,24 +76,6 @@ def pays_most(steps: Sequence[TrainingStep]) -> tuple[str, float] | None:
         return None
     rule, total = max(paid.items(), key=itemgetter(1))
     return rule, total / len(newest)
-
-
-def _overlay(board: Board, others: Sequence[Other]) -> dict[str, Any]:
-    """The runs to choose, each with the query that adds it to those that are chosen, or takes it away."""
-    picked = [one.name for one in others]
-    names = list(board.beside.names())[:_OFFERED] if board.beside is not None else []
-    links = []
-    for name in dict.fromkeys([*picked, *names]):
-        left = [one for one in picked if one != name]
-        left += [name] if name not in picked else []
-        links.append((name, name in picked, f"?with={quote(','.join(left), safe=',')}" if left else "?"))
-    return {
-        "others": others,
-        "links": links,
-        "is_full": len(picked) >= MAX_OTHERS,
-        "max_others": MAX_OTHERS,
-        "differences": differences(board.about.settings, others) if others else [],
-    }
 
 
 def now_of(board: Board) -> Now:

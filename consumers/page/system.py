@@ -1,7 +1,5 @@
 """System: the run's parts and what flows between them, and whether the accounts add up.
 
-    /system?recount=1    has the run's ids counted anew, as the audit's recount.py says
-
 In: the board. Out: a model. Invariants: of the board alone, under its lock, but for the audit that a run's end left in
 its folder; a sum is green only when both sides were counted apart. Failure: none; what nobody told is left out.
 """
@@ -47,7 +45,6 @@ ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
     ("Around them", ("kafka", "page"), (Topic.PROCESS_STATUS, Topic.DEAD_LETTERS)),
 )
 """The house: room, first words of its processes' names, topics that it writes. As README's figure has them."""
-_MAX_DIGITS = 10
 _PUBLIC = {spec.topic for spec in REGISTRY if spec.public}
 
 
@@ -93,13 +90,10 @@ class Audited(msgspec.Struct, frozen=True):
     num_missing: int
 
 
-def model(board: Board, ask: Ask) -> dict[str, Any]:
+def model(board: Board, _ask: Ask) -> dict[str, Any]:
     """What the template shows."""
     audited = audited_of(Path(board.about.folder))
     targets = board.targets() if board.about.is_live else ()
-    asked = ask.query.get("recount", "")
-    if board.recount is not None and board.counts and asked.isdecimal() and len(asked) < _MAX_DIGITS:
-        board.recount.ask(int(asked), sum(count.num for count in board.counts.values()))
     with board.lock:
         state, counts = board.state, board.counts
         processes = processes_of(state.supervised.values(), state.reports.values(), is_live=board.about.is_live)
@@ -119,19 +113,9 @@ def model(board: Board, ask: Ask) -> dict[str, Any]:
             "sums": sums_of(newest, counts.get(Topic.TRANSITIONS), board.begin_of(Topic.TRANSITIONS)),
             "targets": targets,
             "scrape": board.scrape,
-            "recounted": board.recount.state if board.recount is not None and board.about.is_live else None,
-            "recount_sums": _recounted(board),
             "audited": [] if audited is None or board.about.is_live else _audited_sums(audited),
             "num_missing": audited.num_missing if audited else 0,
         }
-
-
-def _recounted(board: Board) -> list[Sum]:
-    report = board.recount.state.report if board.recount is not None else None
-    if report is None:
-        return []
-    units = (("calls", report.calls), ("episodes", report.episodes), ("groups", report.groups))
-    return [Sum(what, one.total, one.terms) for what, one in (*units, ("feedback", report.feedback)) if one.total]
 
 
 def processes_of(

@@ -159,7 +159,7 @@
     };
   }
   const axis = (chart, numbers) => chart.steps.length ? chart.steps : numbers.steps;
-  const color = (one, at) => one.form === "strong" || one.form === "faint" ? "--c1" : "--c" + (one.hue || at % 8 + 1);
+  const color = (one, at) => one.form === "strong" || one.form === "faint" ? "--c1" : "--c" + (at % 8 + 1);
   function columns(chart, numbers) {
     const steps = axis(chart, numbers);
     if (!chart.is_stacked) return [steps, ...chart.series.map((one) => one.values)];
@@ -180,7 +180,6 @@
         stroke: one.form === "faint" ? faint(hue) : hue,
         width: points ? 0 : one.form === "strong" ? 2.2 : one.form === "faint" ? 1 : 1.4,
         fill: chart.is_stacked ? faint(hue) : undefined,
-        dash: one.form === "over" ? [6, 4] : undefined,
         spanGaps: true,
         points: { show: points || steps.length < 2, size: points ? 8 : 5, fill: hue },
         value: (plot, value, number, row) => short(row == null ? last(one.values) : one.values[row]),

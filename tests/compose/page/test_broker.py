@@ -10,19 +10,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.compose.page.test_beside import made
 from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.page.looking import board_over
 from tests.memory_log import MemoryLog
 from tests.serving import until
 from tracegrad.compose.page import broker, kept
 from tracegrad.compose.page.kept import current, mark_of
+from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.page.board import Board
 from tracegrad.consumers.page.episodes import learned
 from tracegrad.consumers.page.episodes.told import Kept
+from tracegrad.producers.llm_gateway.config import PolicyConfig
+from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topic
+
+
+def made(folder: Path, name: str) -> RunDir:
+    """A run without a record."""
+    return prepare_run(RunSettings(run=RunName(name), policy=PolicyConfig(model="none")), folder / name)
 
 
 class Opened:
