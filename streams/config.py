@@ -23,12 +23,16 @@ __all__ = ["SelectConfig", "StreamRules", "StreamsConfig"]
 
 
 class SelectConfig(Section, frozen=True, kw_only=True):
-    """`[select]`: which episodes a run takes besides those of its own rollouts; the rest is `not_selected`.
+    """`[select]`: which calls of its episodes a run trains, and which episodes it takes besides those of its own
+    rollouts; the rest is `not_selected`.
 
     An episode without a rollout is taken when `capture_all` is set, or when `services` or `agents` name
     something and each of the two that is not empty matches one of the episode's. Judged after the join.
     """
 
+    truncated: Literal["mask", "train"] = "mask"
+    """Answers that the token limit cut, also those of rollouts: they are context alone, for the policy did not choose
+    where they end, or they train as all others (TRL's default, `mask_truncated_completions = False`)."""
     train: bool = False
     """Train on the episodes without a rollout that people rated (docs/feedback.md): each is a group of its own. Such a
     run has held-out [tasks] alone."""

@@ -231,7 +231,7 @@ class CallServer:
             sampling_asked=request.sampling_asked,
             sampling_used=sampling.used,
             is_constrained=sampling.is_constrained,
-            is_truncated=not generation.has_terminal,
+            is_truncated=generation.finish_reason == "length",
             splice=prompt.outcome,
             claims=caller.claims,
             engine_id=generation.engine_id,
@@ -240,6 +240,7 @@ class CallServer:
             conversation_key=caller.conversation_key,
             num_choices=request.num_choices,
             answers_user=bool(request.messages) and request.messages[-1].role == "user",
+            stop_text=answer.stop_text,
         )
 
     async def count(self, key: str, history: SpliceHistory, request: ChatRequest) -> int:
@@ -317,21 +318,21 @@ class CallServer:
         )
         if request.prompts:
             (given,), num_ids = request.prompts, len(prompt.ids) + len(generation.ids) - generation.has_terminal
+            said = f"{answer.content or ''}{answer.stop_text}"
             # Whoever saw nothing of an answer asks the same again, and goes on from nothing.
-            has_all = isinstance(given, str) and not answer.is_cut and answer.content
-            text = f"{given}{answer.content or ''}" if has_all else None
+            text = f"{given}{said}" if isinstance(given, str) and said else None
             session.history.remember_written(Written(text, num_ids, call))
-            self._parts.sessions.has_room(session)
-            return
-        # As the agent's next request will hold it.
-        message = Message(
-            role="assistant", content=answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning
-        )
-        if request.is_kept:
-            session.conversations.keep(answer.call_id, (*request.messages[request.num_led :], message), caller.scope)
-        said = session.history.remember(asked, message, call)
-        if session.is_unnamed and not live.is_left:
-            self._parts.sessions.leaves.add(Leaf(Said(caller.scope, said, call.tool_call_ids), session.key))
+        else:
+            # As the agent's next request will hold it.
+            message = Message(
+                role="assistant", content=answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning
+            )
+            if request.is_kept:
+                whole = (*request.messages[request.num_led :], message)
+                session.conversations.keep(answer.call_id, whole, caller.scope)
+            ends = session.history.remember(asked, message, call, answer.stop_text, request.wishes.stop)
+            for end in ends if session.is_unnamed and not live.is_left else ():
+                self._parts.sessions.leaves.add(Leaf(Said(caller.scope, end, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 

@@ -55,6 +55,8 @@ class Answer(msgspec.Struct, kw_only=True):
     sampled_tokens: int
     is_cut: bool
     """The agent sees less than was sampled (a stop string, dropped tool calls)."""
+    stop_text: str = ""
+    """As CallRecord.stop_text."""
 
 
 class _Registered(NamedTuple):

@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -62,7 +62,7 @@ class EarlierCall(msgspec.Struct, frozen=True, kw_only=True):
     sampled_ids: Ids
     tool_call_ids: tuple[str, ...]
     is_cut: bool
-    """The agent saw less than was sampled (a stop string, dropped tool calls): its history differs from the ids."""
+    """More was sampled than the agent repeats (a stop string, dropped tool calls): its history differs from the ids."""
     recorded_s: float = 0.0
     """When its record was on the log (monotonic)."""
     whole_s: float = 0.0
@@ -112,21 +112,28 @@ class SpliceHistory:
         self.num_ids = 0
         """Token ids that are held."""
 
-    def remember(self, asked: bytes, answer: Message, call: EarlierCall) -> bytes:
-        """Adds a served answer. Returns the digest of all that was said, as `last_said` gives it of the next request.
+    def remember(
+        self, asked: bytes, answer: Message, call: EarlierCall, stop_text: str = "", stops: Sequence[str] = ()
+    ) -> list[bytes]:
+        """Adds a served answer, in each form in which the agent may repeat it. Returns of each the digest of all that
+        was said, as `last_said` gives it of the next request.
 
         Args:
             asked: the digest of the conversation that it answers.
             answer: the assistant message as the agent got it.
+            stop_text: what ended it, as CallRecord.stop_text.
+            stops: the stop strings that it was asked with.
         """
-        said = _said(answer)
-        key = _extended(asked, said)
-        self._by_conversation.setdefault(key, []).append(call)
+        keys = []
+        for form, of_form in _forms(answer, call, stop_text, stops):
+            said = _said(form)
+            keys.append(_extended(asked, said))
+            self._by_conversation.setdefault(keys[-1], []).append(of_form)
+            self._answers.add(said)
         self._before.add(asked)
-        self._answers.add(said)
         self._minted.update(call.tool_call_ids)
         self.num_ids += len(call.prompt_ids) + len(call.sampled_ids)
-        return key
+        return keys
 
     def remember_written(self, written: Written) -> None:
         """Adds a served answer to a prompt that was no conversation."""
@@ -162,6 +169,21 @@ class SpliceHistory:
         if key_before in self._before or any(call.id in self._minted for call in message.tool_calls):
             return "answer_changed"
         return "no_match"
+
+
+def _forms(
+    answer: Message, call: EarlierCall, stop_text: str, stops: Sequence[str]
+) -> Iterator[tuple[Message, EarlierCall]]:
+    """An answer as it was sent, and with the stop string put back that was cut off; each with its call, which is cut
+    where more was sampled than the form says. White space at the end, which templates trim, does not count."""
+    if not call.is_cut or not stop_text or answer.tool_calls:
+        yield answer, call
+        return
+    yield answer, msgspec.structs.replace(call, is_cut=bool(stop_text.strip()))
+    for stop in stops:
+        if stop_text.startswith(stop):
+            whole = msgspec.structs.replace(answer, content=f"{answer.content or ''}{stop}")
+            yield whole, msgspec.structs.replace(call, is_cut=bool(stop_text[len(stop) :].strip()))
 
 
 def _conversations(context: Any, messages: Sequence[Message]) -> list[bytes]:

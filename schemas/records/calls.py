@@ -152,7 +152,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     is_constrained: bool = False
     """A grammar or a logit filter was active: the logprobs are not the policy's; leaves the loss."""
     is_truncated: bool = False
-    """Cut at the token limit or at a stop string: the message's end was not the policy's; leaves the loss."""
+    """Cut at the token limit: the message's end was not the policy's; leaves the loss unless `[select] truncated` says
+    otherwise. Releases without `stop_text` set it at a stop string too, with the finish reason `stop`."""
     splice: SpliceOutcome
     claims: Claims = Claims()
     engine_id: str = ""
@@ -178,11 +179,18 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """What is known by then of how earlier answers of the attempt went, and may not be on the log yet."""
     answers_user: bool = False
     """The request's last message is a user's: with it begins what feedback on the next answers is about."""
+    stop_text: str = ""
+    """The stop string that ended it, and what its last token held behind that; empty: none did."""
 
     @property
     def key(self) -> str:
         """By which it lies on the topic, in order with the others of that key."""
         return key_of(self.rollout_id, self.conversation_key, self.trace_id)
+
+    @property
+    def met_limit(self) -> bool:
+        """Whether the token limit ended it, whichever release recorded it."""
+        return self.is_truncated and self.finish_reason != "stop"
 
     @property
     def num_sampled(self) -> int:

@@ -64,7 +64,8 @@ def broken() -> list[Item]:
     own = rollout(1)
     ids: dict[str, Any] = {"rollout__id": own, "attempt__id": "a001"}
     first = call("b1", own, [1, 2], [9], tool_calls=(tool_call("b"),), trace_id=OTHER_TRACE, parent_span_id=f"{3:016x}")
-    second = call("b2", own, [5], [7, 8], parent_call_id=call_id("b1"), shared_tokens=3, is_truncated=True)
+    at_limit: dict[str, Any] = {"is_truncated": True, "finish_reason": "length"}
+    second = call("b2", own, [5], [7, 8], parent_call_id=call_id("b1"), shared_tokens=3, **at_limit)
     agent: dict[str, Any] = {"openinference__span__kind": "AGENT", "agent__name": "calculator"}
     tool: dict[str, Any] = {"openinference__span__kind": "TOOL", "tool__name": "calc"}
     spans = otlp(

@@ -22,6 +22,7 @@ from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.transitions import group_id_of
 
 from ..batch.batches import Batch, OpenBatch
+from ..batch.rows import rollout_tokens
 from ..config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from .compare import OF_THE_MACHINE
 from .record import RecordedStep, read_record
@@ -121,6 +122,7 @@ class SameTrainer(HistoryTrainer):
         _require(due, set(due.excluded_before.items()), set(made.excluded.items()), "to exclude")
         if due.step.skipped:
             return made  # nothing tells the order but the history
+        _require_tokens(due, sum(rollout_tokens(made.groups).values()))
         place = {id_: at for at, id_ in enumerate(due.step.group_ids)}
         return replace(made, groups=tuple(sorted(made.groups, key=lambda group: place[group.summary.group_id])))
 
@@ -170,6 +172,16 @@ class SameTrainer(HistoryTrainer):
 
     def _progress(self) -> tuple[int, int]:
         return self._store.state.step, len(self._record.steps)
+
+
+def _require_tokens(due: RecordedStep, own: int) -> None:
+    """That as many tokens train. Raises ConfigurationError."""
+    if due.step.num_tokens != own:
+        raise ConfigurationError(
+            f"step {due.step.step}: expected {due.step.num_tokens} trained tokens as in the source, got {own}: masks "
+            "are made anew by the rules and the release of now, under which other answers train (docs/replay.md, "
+            "Masks): take --mode offline, which trains what they leave"
+        )
 
 
 def _require(due: RecordedStep, source: Any, own: Any, what: str) -> None:

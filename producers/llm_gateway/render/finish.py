@@ -44,9 +44,10 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 def finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, call_id: CallId, key: str) -> Answer:
     """The answer as the agent sees it, with its minted ids, which carry the key."""
     stop, engine_finish = generation.stop, generation.finish_reason
-    content, was_stopped = parsed.content, False
+    content, stop_text, was_stopped = parsed.content, stop or "", False
     if stop is not None and content is not None and stop in content:
-        content, was_stopped = content[: content.index(stop)], True
+        at = content.index(stop)
+        content, stop_text, was_stopped = content[:at], content[at:], True
     calls = parsed.tool_calls if request.allows_parallel_calls else parsed.tool_calls[:1]
     named, required = isinstance(request.tool_choice, NamedTool), request.tool_choice is ToolUse.REQUIRED
     has_called = calls and not named and (not required or engine_finish == "stop")
@@ -60,6 +61,7 @@ def finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, 
         finish_reason="tool_calls" if has_called else engine_finish,
         is_cut=was_stopped or len(calls) < len(parsed.tool_calls),
         sampled_tokens=len(generation.ids),
+        stop_text=stop_text,
     )
 
 

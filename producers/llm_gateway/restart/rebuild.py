@@ -118,6 +118,7 @@ class Rebuild:
             finish_reason=record.finish_reason,
             sampled_tokens=record.num_sampled,
             is_cut=record.is_cut,
+            stop_text=record.stop_text,
         )
         call = EarlierCall(
             call_id=record.call_id,
@@ -128,12 +129,13 @@ class Rebuild:
         )
         self._earlier[record.call_id], self._answers[record.call_id] = call, answer
         self._tell(record.settled)
-        if not record.is_truncated and len(call.sampled_ids):
+        if not record.is_truncated and not record.stop_text and len(call.sampled_ids):
             self.terminals[int(call.sampled_ids[-1])] = None
         message = Message(
             role="assistant", content=record.content, tool_calls=record.tool_calls, reasoning=record.reasoning
         )
-        self.session.history.remember(record.asked, message, call)
+        stops = record.sampling_used.stop
+        self.session.history.remember(record.asked, message, call, record.stop_text, stops)
         self.session.calls.add(answer, call.prompt_ids, record.number, record.parent_call_id)
 
     def _tell(self, outcomes: Mapping[CallId, CallOutcome]) -> None:

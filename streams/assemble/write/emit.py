@@ -50,7 +50,12 @@ def emit(
 ) -> tuple[Output, ...]:
     """The records of an episode; `record` is the input by which it closes, `reward` what AIR makes of it, by
     default its rules alone."""
-    written = write_episode(episode, closed_by=closed_by, reward_sources=rules.reward_sources)
+    written = write_episode(
+        episode,
+        closed_by=closed_by,
+        reward_sources=rules.reward_sources,
+        trains_truncated=rules.select.truncated == "train",
+    )
     written = reward(written) if reward is not None else apply_air(rules.air, written)
     if num_without := sum(not tool.has_id for made in written.calls for tool in made.tools):
         metrics.add(TOOLS_WITHOUT_ID, num=num_without)

@@ -36,8 +36,10 @@ _OF_END = ("is_final", "error", "duration_s", "output", "output_sha256")
 _UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
 
 
-def write_episode(episode: OpenEpisode, *, closed_by: str, reward_sources: Sequence[str] = ()) -> Episode:
-    """The record of a closing episode, before rules reward it."""
+def write_episode(
+    episode: OpenEpisode, *, closed_by: str, reward_sources: Sequence[str] = (), trains_truncated: bool = False
+) -> Episode:
+    """The record of a closing episode, before rules reward it; `trains_truncated`: as `[select] truncated`."""
     event = episode.event
     state = episode.end.state if episode.end is not None else RolloutState.UNKNOWN
     is_graded = state not in _UNGRADED
@@ -47,7 +49,7 @@ def write_episode(episode: OpenEpisode, *, closed_by: str, reward_sources: Seque
     awaited = episode.end.rewards_awaited if episode.end else ()
     counted, num_others = _judged(episode, spans, own, reward_sources) if is_graded else ([], 0)
     rewards = _authorised(counted, awaited)
-    calls = with_rewards(_calls(episode, spans, own), rewards)
+    calls = with_rewards(_calls(episode, spans, own, trains_truncated), rewards)
     total, unscored = reward_of(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
@@ -136,7 +138,9 @@ def _in_order(facts: Collection[F]) -> list[F]:
     return sorted(facts, key=lambda fact: (0 if is_one else fact.call.started_at_ns, fact.order, fact.call.call_id))
 
 
-def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> list[EpisodeCall]:
+def _calls(
+    episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact], trains_truncated: bool
+) -> list[EpisodeCall]:
     """The calls in order, before they are rewarded."""
     facts = _in_order(episode.calls.values())
     records = [fact.call for fact in facts]
@@ -171,6 +175,7 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
                     episode,
                     is_broken=record.call_id in broken,
                     is_unchosen=record.call_id in unchosen,
+                    trains_truncated=trains_truncated,
                 ),
                 tools=tuple(_execution(span, call_id, is_own) for span, call_id, is_own in answered),
                 unparsable=unparsable(record.tool_calls),
@@ -260,7 +265,13 @@ def _unchosen(records: Sequence[CallRecord], episode: OpenEpisode) -> set[str]:
 
 
 def _masked(
-    record: CallRecord, outcome: CallOutcome, episode: OpenEpisode, *, is_broken: bool, is_unchosen: bool
+    record: CallRecord,
+    outcome: CallOutcome,
+    episode: OpenEpisode,
+    *,
+    is_broken: bool,
+    is_unchosen: bool,
+    trains_truncated: bool,
 ) -> str:
     """Why the call leaves the loss."""
     # An attempt's end tells all outcomes; of a captured call the gateway may have died before it told.
@@ -276,7 +287,7 @@ def _masked(
     used = record.sampling_used
     if used.top_p < 1 or used.top_k > 0 or used.min_p > 0:
         return "cut_sampling"
-    if record.is_truncated:
+    if record.met_limit and not trains_truncated:
         return "truncated"
     # Last, for it is no fault of the call's own: who rates it later chooses it.
     return "not_chosen" if is_unchosen else ""

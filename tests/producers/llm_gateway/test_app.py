@@ -146,8 +146,8 @@ async def test_an_answer_without_end_gets_the_templates_end_as_context() -> None
         assert prompt[two.shared_tokens] == EOT
 
 
-async def test_stop_string_is_cut_and_marked() -> None:
-    """The agent sees the text before it; the engine was asked for it; the next turn is a new segment."""
+async def test_stop_string_is_cut() -> None:
+    """The agent sees the text before it; where it goes on from that alone, the next turn is a new segment."""
     async with rig() as r:
         r.engine.replies.extend([Reply("Thought. Observation: x"), Reply("next")])
         await r.begin()
@@ -156,7 +156,7 @@ async def test_stop_string_is_cut_and_marked() -> None:
         assert (choice["message"]["content"], choice["finish_reason"]) == ("Thought. ", "stop")
         await r.chat([*ASK, choice["message"], {"role": "user", "content": "go on"}])
         one, two = r.calls()
-        assert one.is_truncated and one.content == "Thought. "
+        assert not one.is_truncated and one.content == "Thought. "
         assert (two.splice.kind, two.splice.reason) == ("new_segment", "answer_cut")
 
 

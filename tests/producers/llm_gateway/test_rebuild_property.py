@@ -29,6 +29,8 @@ class Move(NamedTuple):
     stop: str | None = None
     changes: bool = False
     """The agent changes the answer that it goes on from."""
+    puts_back: bool = False
+    """The agent puts a stop string behind the answer that it goes on from."""
 
 
 TEXT = st.text(alphabet="ab 123.", min_size=1, max_size=8)
@@ -42,6 +44,7 @@ MOVES = st.lists(
         ends=st.booleans(),
         stop=st.sampled_from([None, None, "."]),
         changes=st.sampled_from([False, False, False, True]),
+        puts_back=st.booleans(),
     ),
     min_size=1,
     max_size=6,
@@ -61,6 +64,8 @@ class Agent:
         before = [dict(message) for message in self.said[at]] if at >= 0 else []
         if before and move.changes:
             before[-1]["content"] = "x" + (before[-1]["content"] or "")
+        if before and move.puts_back:
+            before[-1]["content"] = (before[-1]["content"] or "") + "."
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": "42"}
             for call in (before[-1].get("tool_calls") or () if before else ())

@@ -51,7 +51,7 @@ def test_a_rated_answer_that_cannot_train_does_not(is_late: bool) -> None:
     """That it was one of several is the least of its faults, whenever it is rated."""
     run = Run()
     rated = said(1.0, "k1", target=call_id("one"))
-    run.feed(*choices("one", "two", is_truncated=True), *(() if is_late else (rated,)))
+    run.feed(*choices("one", "two", is_truncated=True, finish_reason="length"), *(() if is_late else (rated,)))
     run.wait(20)
     run.feed(*((rated,) if is_late else ()))
     run.wait(100)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -34,6 +35,7 @@ from tests.versions import OTHER_RUN
 from tracegrad.schemas.errors import ConfigurationError, DivergedError, LogGapError
 from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS
 from tracegrad.schemas.records.training import StepResult, TrainingStep, surviving_steps
+from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.trainer import loop
 from tracegrad.trainer.model.policy import Policy
 from tracegrad.trainer.step import Learner
@@ -226,6 +228,30 @@ def test_an_exclusion_that_differs_is_named(source: MemoryLog, untied: Path, tmp
     """Group 4 was stale; by another bound it would train."""
     log, settings = replay_of(source, untied, tmp_path / "own", max_staleness=8)
     assert len(expect_refusal(log, settings, f"step 3: .*only this run does: {4:024x}")) == 2
+
+
+def with_one_answer_masked(group: bytes) -> bytes:
+    """As a release wrote it that masked the last answer of its last rollout."""
+    head, rows = decode_group(group)
+    row, turn = rows[-1], rows[-1].turns[-1]
+    mask = row.loss_mask.copy()
+    mask[turn.start : turn.end] = 0
+    logprobs = np.where(mask == 1, row.logprobs, 0).astype(np.float32)
+    left = (*row.turns[:-1], replace(turn, masked="truncated"))
+    masked = replace(row, loss_mask=mask, logprobs=logprobs, turns=left, rollout_tokens=int(mask.sum()))
+    return encode_group(head, [*rows[:-1], masked])
+
+
+def test_a_step_whose_answers_are_masked_otherwise_is_named(untied: Path, tmp_path: Path) -> None:
+    """Masks are made anew by who folds the history: where an answer trains that did not, nothing of the step is."""
+    groups = [group_bytes(index) for index in range(4)]
+    source = log_of([*groups[:2], with_one_answer_masked(groups[2]), groups[3]])
+    train(source, config_of(untied, tmp_path / "source", steps=2))
+    _, settings = replay_of(source, untied, tmp_path / "own", steps=2, max_staleness=8)
+    trained = steps_of(source)[1].num_tokens
+    now = trained + sum(turn.end - turn.start for turn in decode_group(groups[2])[1][-1].turns[-1:])
+    match = f"step 2: expected {trained} trained tokens as in the source, got {now}: masks .*--mode offline"
+    assert len(expect_refusal(log_of(groups), settings, match)) == 1
 
 
 def test_a_step_that_the_source_skipped_is_to_be_skipped(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
