@@ -27,8 +27,8 @@ from tracegrad.schemas.records.rollouts import AGENT_REWARD, AGENT_SOURCE, REWAR
 from tracegrad.schemas.topics import Topic
 
 from ..http_request import holder_of, read_object
-from .calls import Parts
 from .identity import claims_of, judge
+from .parts import Parts
 from .sessions import Session
 
 __all__ = ["EVENTS_PATH", "AgentEvents"]

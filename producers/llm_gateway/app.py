@@ -69,13 +69,14 @@ from .api.messages.api import COUNT_TOKENS, MESSAGES
 from .api.openai_chat import OPENAI_CHAT
 from .api.openai_completions import OPENAI_COMPLETIONS
 from .api.responses.api import RESPONSES
-from .calls import CallServer, Parts
+from .calls import CallServer
 from .chat import ChatEndpoints
 from .config import GRACE_S, LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
 from .engines.generate import KnownVersions
 from .identity import claims_of
 from .models import Models
+from .parts import Parts
 from .render.engine_render import RENDER_TIMEOUT_S
 from .render.local_render import prove
 from .respond import problem_of, problem_response

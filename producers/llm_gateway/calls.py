@@ -16,47 +16,41 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
+from tracegrad.schemas.errors import RecordError, RequestError
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.keys import episode_key
-from tracegrad.schemas.log.protocol import Headers, Log, Position
 from tracegrad.schemas.metrics import (
     CALLS,
     CALLS_NOT_REMEMBERED,
     CALLS_TOO_LARGE,
-    CALLS_UNACKNOWLEDGED,
+    CALLS_UNFORCED,
     SPLICES,
-    Metrics,
 )
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic
 
-from ..budget import Budget
 from .api.chat_request import ChatRequest, Message
 from .api.events import Started
-from .config import LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
 from .identity import Caller
 from .leaves import Leaf, Said
-from .outcomes import Answer, Outcomes
-from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
+from .outcomes import Answer
+from .parts import Parts
+from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled, asks_grammar
 from .render.finish import Served, events_of, finish, merged, started
 from .render.live import Hearing, Live
 from .render.written import written_prompt
 from .restart.rebuild import rebuildable
-from .restart.returns import Returns
 from .sampling import Sampling, decide, engine_parameters, sampled_as
-from .sessions import Session, Sessions
+from .sessions import Session
 from .splice import (
     EarlierCall,
-    EndOfMessage,
     Prompt,
     SpliceHistory,
     Written,
@@ -65,62 +59,12 @@ from .splice import (
     splice_context,
 )
 
-__all__ = ["CallServer", "Parts", "halved"]
+__all__ = ["CallServer"]
 
-_APPEND_TIMEOUT_S = 60.0
 _PAUSE_S = 2.5
 """Of a captured conversation, after which its episode may have closed: a quarter of `[streams] idle_s`."""
 _WHOLE_EVERY_S = 300.0
 """What an episode that a deadline cuts may lose at its beginning."""
-_Append = asyncio.Future[Position]
-
-
-@dataclass
-class Parts:
-    """What all parts of one gateway share; used in its event loop only."""
-
-    config: LlmConfig
-    policy: PolicyConfig
-    handles: LlmHandles
-    topics: Topics
-    log: Log
-    metrics: Metrics
-
-    def __post_init__(self) -> None:
-        self.writer = self.log.writer()
-        limit = self.config.max_inflight_bytes
-        self.budgets = {True: Budget(limit), False: Budget(halved(limit))}
-        """Of attempts and their runner, and of others."""
-        self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
-        self.outcomes = Outcomes(self.append, self.metrics)
-        self.ends = EndOfMessage()
-        self.returns = Returns(
-            self.config,
-            run_hash=self.handles.run_hash,
-            sessions=self.sessions,
-            ends=self.ends,
-            log=self.log,
-            topic=self.topics.name(Topic.LLM_CALLS),
-            metrics=self.metrics,
-        )
-
-    def append(self, topic: Topic, *, key: bytes | None, value: bytes, headers: Headers = ()) -> _Append:
-        """Hands a record to the log; what comes back may end after `acknowledged` has given it up."""
-        return asyncio.wrap_future(self.writer.append(self.topics.name(topic), key=key, value=value, headers=headers))
-
-    async def acknowledged(self, append: _Append) -> None:
-        """Waits for an append. Raises what the writer raises, or UnavailableError when it takes too long; whether the
-        record still arrives is then unknown."""
-        done, _ = await asyncio.wait({append}, timeout=_APPEND_TIMEOUT_S)
-        if not done:
-            self.metrics.add(CALLS_UNACKNOWLEDGED)
-            raise UnavailableError("the record was not acknowledged in time; try again")
-        append.result()
-
-
-def halved(limit: int) -> int:
-    """Of what attempts may hold, how much others may hold beside them."""
-    return max(limit // 2, 1)
 
 
 class _Drawn(NamedTuple):
@@ -260,6 +204,10 @@ class CallServer:
         metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
         handles = self._parts.handles
         purpose = sampled_as(session.purpose, trains_captured=handles.trains_captured)
+        if grammar is not None and purpose is not Purpose.UNKNOWN and not asks_grammar(request):
+            # The engine's parser would choose where the policy is to: its logprobs would be another's.
+            grammar = None
+            metrics.add(CALLS_UNFORCED, "parser")
         as_whose = session.purpose if handles.samples_as_asked else purpose
         sampling = decide(request, as_whose, self._parts.policy, grammar)
         ids: list[int] = prompt.ids.tolist()

@@ -24,27 +24,35 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from tracegrad.schemas.attributes import CONVERSATION_HEADER, RECORD_HEADER
+from tracegrad.schemas.attributes import CONVERSATION_HEADER
 from tracegrad.schemas.errors import OverloadedError, RequestError, SessionError
 from tracegrad.schemas.ids import CallId, TraceId, key_in, new_call, split_episode_id
-from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_JOINED, CALLS_OPTED_OUT, CALLS_SERVED
+from tracegrad.schemas.metrics import (
+    CALLS_CAPTURED,
+    CALLS_FAILED,
+    CALLS_JOINED,
+    CALLS_OPTED_OUT,
+    CALLS_SERVED,
+    CALLS_UNFORCED,
+)
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
 
 from ..http_request import holder_of, read_both
 from .api.chat_request import ChatRequest, Message, check_recordable
 from .api.events import Api, Recall, forgotten
 from .api.reading import with_whole_answers
-from .calls import CallServer, Parts, halved
+from .calls import CallServer
 from .config import Upstream
-from .identity import Caller, claims_of, conversation_of, judge, scope_of
+from .identity import Caller, claims_of, conversation_of, judge, leaves_record, scope_of
 from .leaves import Leaf, Said
 from .models import Models, check_one_model
 from .nested import Nesting
 from .outcomes import Watch
+from .parts import Parts, halved
 from .render.finish import Served
 from .render.live import Live
 from .respond import CallResponse, problem_of, problem_response, status_of
-from .sampling import without_strict
+from .sampling import unforced, without_strict
 from .sessions import Session
 from .splice import SpliceHistory, last_said, splice_context
 from .upstream.pass_on import PassedOn, UpstreamCalls
@@ -114,7 +122,7 @@ class ChatEndpoints:
         caller, session = await self._caller(http)
         # Without a token anybody is let in, an attempt's code too that hides its key.
         is_hidden = parts.config.token is None and parts.sessions.has_attempts
-        is_recorded = _is_recorded(http, session is not None or caller.holder is not None, is_hidden)
+        is_recorded = leaves_record(http, session is not None or caller.holder is not None, is_hidden)
         if not is_recorded:
             parts.metrics.add(CALLS_OPTED_OUT)
         if session is not None:
@@ -161,10 +169,11 @@ class ChatEndpoints:
     async def _chat(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
         parts, api, caller, session = self._parts, asked.api, asked.caller, asked.session
         scope = scope_of(asked.http)
-        request = _read(asked, self._recall(caller, session, scope))
-        check_recordable(request)
-        if not parts.config.allow_strict:
-            request = without_strict(request)
+        asks = _read(asked, self._recall(caller, session, scope))
+        check_recordable(asks)
+        request = self._free(asks, asked)
+        if request.tool_choice != asks.tool_choice:
+            parts.metrics.add(CALLS_UNFORCED, "tool_choice")
         # Each choice is a call of its own; more than there are slots take them all.
         others = min(request.num_answers, self._limit(session is not None)) - 1
         self._enter(session is not None, others, entered)
@@ -194,11 +203,19 @@ class ChatEndpoints:
         )
 
     async def _count(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
-        request, key = _read(asked), asked.caller.key
+        request, key = self._free(_read(asked), asked), asked.caller.key
         known = asked.session or self._parts.sessions.known(key)
         history = known.history if known is not None else SpliceHistory()
         num_tokens = await self._calls.count(key, history, request)
         return JSONResponse({"input_tokens": num_tokens})
+
+    def _free(self, request: ChatRequest, asked: _Asked) -> ChatRequest:
+        """The request as it is served: nothing but the policy chooses what may train."""
+        parts, session = self._parts, asked.session
+        if not parts.config.allow_strict:
+            request = without_strict(request)
+        may_train = asked.is_recorded and (session is not None or parts.handles.trains_captured)
+        return unforced(request) if may_train and not parts.config.allow_forced else request
 
     def _recall(self, caller: Caller, session: Session | None, scope: bytes) -> Recall:
         """What the caller may go on with: answers of its attempt, or of a captured conversation that is its own."""
@@ -331,19 +348,3 @@ def _read(asked: _Asked, recall: Recall = forgotten) -> ChatRequest:
 def _is_named(caller: Caller) -> bool:
     """Whether a captured agent says which conversation it means."""
     return caller.rollout_id is not None or caller.conversation_key is not None
-
-
-def _is_recorded(http: Request, trains: bool, is_hidden: bool) -> bool:
-    """Whether the agent lets the request leave a record; one that shows a credential of this run, also if it names no
-    rollout, may not forbid it, nor one that could have hidden it (`is_hidden`). Raises RequestError."""
-    said = http.headers.get(RECORD_HEADER)
-    if said is not None and said.strip().lower() != "off":
-        raise RequestError(f"{RECORD_HEADER}: expected off, or no such header, got another value")
-    if said is not None and trains:
-        raise RequestError(f"{RECORD_HEADER}: expected no such header, for calls of a rollout train; leave it out")
-    if said is not None and is_hidden:
-        raise RequestError(
-            f"{RECORD_HEADER}: expected no such header while a runner's attempts are served, for a call without a key "
-            "may be one of theirs; set [llm] token and send it, or leave the header out"
-        )
-    return said is None

@@ -97,6 +97,9 @@ class LlmConfig(ListenConfig, frozen=True, kw_only=True):
 
     allow_strict: bool = False
     """Keep `strict` on tools: the engine then samples under a grammar and the call leaves the loss."""
+    allow_forced: bool = False
+    """Keep `tool_choice` `required` or a named tool where a call may train or is held out, as smolagents sends it with
+    each; likewise. Else the policy chooses by itself, as with `auto`."""
     max_body_bytes: Count = 8 * 1024 * 1024
     """Of one request; beyond it 413."""
     max_inflight: Count = 512

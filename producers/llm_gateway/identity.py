@@ -19,9 +19,15 @@ from urllib.parse import unquote
 import msgspec
 from starlette.requests import Request
 
-from tracegrad.schemas.attributes import ATTEMPT_ID, CONVERSATION_HEADER, CONVERSATION_KEYS, ROLLOUT_ID
+from tracegrad.schemas.attributes import (
+    ATTEMPT_ID,
+    CONVERSATION_HEADER,
+    CONVERSATION_KEYS,
+    RECORD_HEADER,
+    ROLLOUT_ID,
+)
 from tracegrad.schemas.credentials import ATTEMPT_PREFIX, Holder, claimed_attempt, may_claim
-from tracegrad.schemas.errors import IdentityError, ProofError
+from tracegrad.schemas.errors import IdentityError, ProofError, RequestError
 from tracegrad.schemas.ids import (
     AttemptId,
     RolloutId,
@@ -39,7 +45,7 @@ from tracegrad.schemas.records.calls import Claims
 
 from ..http_request import api_keys_of
 
-__all__ = ["Caller", "claims_of", "conversation_of", "judge", "scope_of"]
+__all__ = ["Caller", "claims_of", "conversation_of", "judge", "leaves_record", "scope_of"]
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
@@ -197,3 +203,19 @@ def _parse_traceparent(header: str | None) -> tuple[TraceId | None, str | None]:
     if match is None or match[1] == "ff" or not match[2].strip("0") or not match[3].strip("0"):
         return None, None
     return TraceId(match[2]), match[3]
+
+
+def leaves_record(http: Request, trains: bool, is_hidden: bool) -> bool:
+    """Whether the agent lets the request leave a record; one that shows a credential of this run, also if it names no
+    rollout, may not forbid it, nor one that could have hidden it (`is_hidden`). Raises RequestError."""
+    said = http.headers.get(RECORD_HEADER)
+    if said is not None and said.strip().lower() != "off":
+        raise RequestError(f"{RECORD_HEADER}: expected off, or no such header, got another value")
+    if said is not None and trains:
+        raise RequestError(f"{RECORD_HEADER}: expected no such header, for calls of a rollout train; leave it out")
+    if said is not None and is_hidden:
+        raise RequestError(
+            f"{RECORD_HEADER}: expected no such header while a runner's attempts are served, for a call without a key "
+            "may be one of theirs; set [llm] token and send it, or leave the header out"
+        )
+    return said is None

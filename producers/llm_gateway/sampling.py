@@ -13,10 +13,10 @@ import msgspec
 
 from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 
-from .api.chat_request import ChatRequest
+from .api.chat_request import ChatRequest, NamedTool, ToolUse
 from .config import PolicyConfig
 
-__all__ = ["Sampling", "decide", "engine_parameters", "sampled_as", "without_strict"]
+__all__ = ["Sampling", "decide", "engine_parameters", "sampled_as", "unforced", "without_strict"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +68,16 @@ def without_strict(request: ChatRequest) -> ChatRequest:
     """The request with no tool strict, which would be sampled under a grammar: its logprobs are not the policy's."""
     tools = request.tools and tuple(msgspec.structs.replace(tool, is_strict=None) for tool in request.tools)
     return msgspec.structs.replace(request, tools=tools)
+
+
+def unforced(request: ChatRequest) -> ChatRequest:
+    """The request with a choice of tools that the policy makes itself: a call that must be made is sampled under a
+    grammar, and cannot train. What the engine refuses (no such tool) stays as it is, for it to say so."""
+    choice, tools = request.tool_choice, request.tools or ()
+    is_named = isinstance(choice, NamedTool) and any(tool.name == choice.name for tool in tools)
+    if is_named or (choice is ToolUse.REQUIRED and tools):
+        return msgspec.structs.replace(request, tool_choice=ToolUse.AUTO)
+    return request
 
 
 def engine_parameters(sampling: Sampling) -> dict[str, Any]:

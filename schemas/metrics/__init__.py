@@ -36,6 +36,7 @@ __all__ = [
     "CALLS_SERVED",
     "CALLS_TOO_LARGE",
     "CALLS_UNACKNOWLEDGED",
+    "CALLS_UNFORCED",
     "CALLS_UNPROVED",
     "CALL_OUTCOMES_DROPPED",
     "CLIPPED",
@@ -215,6 +216,9 @@ CALL_OUTCOMES_DROPPED = Counter(
 CALLS_OPTED_OUT = Counter("calls_opted_out", "Requests that asked to leave no record.")
 CALLS_TOO_LARGE = Counter("calls_too_large", "Calls that no record can hold.")
 CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was not acknowledged in time.")
+CALLS_UNFORCED = Counter(
+    "calls_unforced", "Calls sampled without the grammar that tool_choice or the engine's parser would force.", ("by",)
+)
 FEEDBACK = Counter("feedback", "Pieces of feedback acknowledged.", ("name",), terminal="feedback", is_work=True)
 FEEDBACK_LATE = Counter("feedback_late", "Pieces of feedback on nothing that waited for them.")
 FEEDBACK_REFUSED = Counter("feedback_refused", "Pieces of feedback refused, by the field at fault.", ("field",))

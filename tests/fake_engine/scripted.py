@@ -87,6 +87,8 @@ class ScriptedEngine(FakeWeights):
     """The template then drops the content of every assistant turn but the last."""
     reasons: bool = False
     """Derender then takes `<think>..</think>` at a text's beginning for reasoning."""
+    forces_auto: bool = False
+    """Render derives a grammar from tools alone, as with vLLM's parser of GLM-4.7."""
     broken_parser: bool = False
     """Derender then answers 500."""
     before_token: Callable[[int], Awaitable[None]] | None = None
@@ -173,10 +175,7 @@ class ScriptedEngine(FakeWeights):
             return _error(400, f"bad messages: {error!r}")
         if len(ids) > self.max_model_len:
             return _error(400, f"Input length ({len(ids)}) exceeds model's maximum context length")
-        constraint = None
-        response_format = body.get("response_format") or {}
-        if response_format.get("type") in ("json_object", "json_schema"):
-            constraint = {"json_object": True}
+        constraint = _grammar(body, forces_auto=self.forces_auto)
         return JSONResponse({"token_ids": ids, "sampling_params": {"structured_outputs": constraint, "top_p": 0.8}})
 
     async def _generate(self, request: Request) -> Response:
@@ -286,6 +285,18 @@ def _body(message: dict[str, Any]) -> str:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         content += tool_call_text(function["name"], **arguments)
     return content
+
+
+def _grammar(body: dict[str, Any], *, forces_auto: bool) -> dict[str, Any] | None:
+    """As vLLM 0.32 (`DelegatingParser._apply_structural_tag`): a structural tag where a tool must be called or is
+    strict, or one call alone may be made; else what the format asks for."""
+    tools, choice = body.get("tools") or (), body.get("tool_choice", "auto")
+    is_strict = any(tool["function"].get("strict") for tool in tools)
+    is_single = body.get("parallel_tool_calls") is False
+    if tools and choice != "none" and (choice != "auto" or is_strict or is_single or forces_auto):
+        return {"structural_tag": json.dumps({"tool_choice": choice})}
+    asked = (body.get("response_format") or {}).get("type")
+    return {"json_object": True} if asked in ("json_object", "json_schema") else None
 
 
 def _parse(text: str, *, tools: bool) -> dict[str, Any]:

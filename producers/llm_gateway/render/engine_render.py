@@ -29,6 +29,7 @@ __all__ = [
     "Rendered",
     "Renderer",
     "Sampled",
+    "asks_grammar",
     "chat_form",
     "engine_fields",
     "message_form",
@@ -230,6 +231,15 @@ def engine_fields(request: ChatRequest, *, with_grammar: bool = True) -> dict[st
     """The unknown fields that the engine's template or grammar reads, as they came."""
     names = (*_TEMPLATE_FIELDS, *_GRAMMAR_FIELDS) if with_grammar else _TEMPLATE_FIELDS
     return {name: request.extra[name] for name in names if name in request.extra}
+
+
+def asks_grammar(request: ChatRequest) -> bool:
+    """Whether the request itself asks for a grammar; GLM-4.7's parser derives one from tools alone."""
+    if isinstance(request.tool_choice, NamedTool) or request.tool_choice is ToolUse.REQUIRED:
+        return True
+    fields = {name: request.extra[name] for name in _GRAMMAR_FIELDS if name in request.extra}
+    is_strict = request.tool_choice is not ToolUse.NONE and any(tool.is_strict for tool in request.tools or ())
+    return is_strict or bool(fields and fields != {"response_format": {"type": "text"}})
 
 
 def message_form(message: Message) -> dict[str, Any]:

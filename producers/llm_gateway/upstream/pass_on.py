@@ -32,10 +32,10 @@ from tracegrad.schemas.metrics import UPSTREAM_CALLS, UPSTREAM_CALLS_UNRECORDED
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, UpstreamCall
 from tracegrad.schemas.topics import Topic
 
-from ..calls import Parts, halved
 from ..config import Upstream
 from ..identity import Caller
 from ..outcomes import Watch
+from ..parts import Parts, halved
 from ..respond import until_gone
 from ..sessions import Session
 from .answer import AnswerReader, Said

@@ -26,6 +26,10 @@ DAYS: dict[str, dict[Metric, str]] = {
         m.CALLS_OPTED_OUT: (
             "producers/llm_gateway/test_opt_out.py::test_a_call_that_opts_out_is_served_and_leaves_nothing"
         ),
+        m.CALLS_UNFORCED: (
+            "producers/llm_gateway/test_forced_tools.py::"
+            "test_a_tool_that_must_be_called_is_called_freely_where_the_call_may_train"
+        ),
         m.AGENT_EVENTS: "producers/llm_gateway/test_agent_events.py::test_the_last_reward_is_one_record_before_the_end",
     },
     "a program that rates answers": {

@@ -18,9 +18,9 @@ from tests.producers.keys import HOST, KEY, RUN_HASH, by_host, by_runner
 from tests.serving import ENGINE_TOKEN, serve
 from tests.versions import label, publish
 from tracegrad.producers.llm_gateway.app import Gateway
-from tracegrad.producers.llm_gateway.calls import Parts
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig, Upstream
 from tracegrad.producers.llm_gateway.engines import generate
+from tracegrad.producers.llm_gateway.parts import Parts
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.signed import SignedLog
 from tracegrad.schemas.mac import KeyRing

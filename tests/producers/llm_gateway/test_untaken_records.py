@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.producers.llm_gateway.harness import rig
-from tracegrad.producers.llm_gateway import calls
+from tracegrad.producers.llm_gateway import parts
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import CALLS_FAILED, CALLS_TOO_LARGE, CALLS_UNACKNOWLEDGED
 
@@ -14,7 +14,7 @@ ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
 
 async def test_a_record_that_kafka_does_not_take_is_counted_by_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not acknowledged in time, and larger than any record may be; the agent gets an error either way."""
-    monkeypatch.setattr(calls, "_APPEND_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(parts, "_APPEND_TIMEOUT_S", 0.01)
     async with rig() as r:
         await r.begin()
         r.log.hold()
