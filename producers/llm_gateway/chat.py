@@ -30,7 +30,6 @@ from tracegrad.schemas.ids import CallId, TraceId, key_in, new_call, split_episo
 from tracegrad.schemas.metrics import (
     CALLS_CAPTURED,
     CALLS_FAILED,
-    CALLS_JOINED,
     CALLS_OPTED_OUT,
     CALLS_SERVED,
     CALLS_UNFORCED,
@@ -42,11 +41,11 @@ from .api.chat_request import ChatRequest, Message, check_recordable
 from .api.events import Api, Recall, forgotten
 from .api.reading import with_whole_answers
 from .calls import CallServer
+from .captured import CapturedConversations, is_named
 from .config import Upstream
 from .identity import Caller, claims_of, conversation_of, judge, leaves_record, scope_of
-from .leaves import Leaf, Said
+from .leaves import Leaf
 from .models import Models, check_one_model
-from .nested import Nesting
 from .outcomes import Watch
 from .parts import Parts, halved
 from .render.finish import Served
@@ -54,7 +53,7 @@ from .render.live import Live
 from .respond import CallResponse, problem_of, problem_response, status_of
 from .sampling import unforced, without_strict
 from .sessions import Session
-from .splice import SpliceHistory, last_said, splice_context
+from .splice import SpliceHistory
 from .upstream.pass_on import PassedOn, UpstreamCalls
 
 __all__ = ["ChatEndpoints"]
@@ -85,7 +84,7 @@ class ChatEndpoints:
         self._calls = calls
         self._upstreams = upstreams
         self._wording = wording
-        self._nesting = Nesting()
+        self._captured = CapturedConversations(parts.sessions, parts.metrics)
         self._models = Models(parts.policy, parts.handles.upstreams)
         self._num_inflight = {True: 0, False: 0}
         """Of attempts, and of others."""
@@ -181,8 +180,9 @@ class ChatEndpoints:
         if session is None:
             parts.metrics.add(CALLS_CAPTURED)
             if asked.is_recorded:
-                caller, session, taken = self._captured(asked, scope, request)
+                is_said = bool(asked.http.headers.get(CONVERSATION_HEADER, "").strip())
                 caller = msgspec.structs.replace(caller, scope=scope)
+                caller, session, taken = self._captured.find(caller, request, is_said=is_said)
                 watches = [Watch(parts.outcomes, caller) for _ in range(request.num_answers)]
             else:
                 # Of no conversation: what is not on the log, no later call can go on from.
@@ -222,12 +222,12 @@ class ChatEndpoints:
 
         def recall(call_id: CallId) -> tuple[Message, ...] | None:
             key = key_in(call_id) or ""
-            inner = self._nesting.known_key(caller.trace_id or "", caller.key)
-            if _is_named(caller) and key not in (caller.key, inner):
+            inner = self._captured.nesting.known_key(caller.trace_id or "", caller.key)
+            if is_named(caller) and key not in (caller.key, inner):
                 return None
             found = session or self._parts.sessions.known(key)
             # Who names the attempt or the conversation may go on with what another client of it was answered.
-            of = None if session is not None or _is_named(caller) else scope
+            of = None if session is not None or is_named(caller) else scope
             kept = found.conversations.find(call_id, of) if found is not None else None
             if kept is None and session is not None and session.was_rebuilt:
                 session.last_fault = 503
@@ -250,38 +250,10 @@ class ChatEndpoints:
         is_recorded: bool,
     ) -> Served:
         served = await self._calls.serve(session, caller, request, ids, live, is_recorded)
-        if is_recorded and caller.rollout_id is None and caller.trace_id is not None:
-            results = (message.tool_call_id for message in request.messages if message.tool_call_id)
-            asked_for = (tool for answer in (served.answer, *served.others) for tool in answer.tool_calls)
-            self._nesting.answered(caller.trace_id, results, (tool.id for tool in asked_for))
+        if is_recorded and session.purpose is Purpose.UNKNOWN:
+            asked_for = [tool.id for answer in (served.answer, *served.others) for tool in answer.tool_calls]
+            self._captured.answered(session, caller, request, asked_for)
         return served
-
-    def _captured(self, asked: _Asked, scope: bytes, request: ChatRequest) -> tuple[Caller, Session, list[Leaf]]:
-        """The session of a captured agent's call: of what it names, else of the only conversation that its messages
-        continue, which is thereby taken, else of its own."""
-        sessions, caller = self._parts.sessions, asked.caller
-        if request.continues is not None and not _is_named(caller):
-            # The answer's id says more than the trace, of which a client may begin one for each request.
-            caller = msgspec.structs.replace(caller, conversation_key=key_in(request.continues))
-        is_said = bool(asked.http.headers.get(CONVERSATION_HEADER, "").strip())
-        if caller.rollout_id is None and caller.trace_id is not None and not is_said:
-            # The header is the program's own word; baggage may be a framework's, of one run of one agent.
-            key = self._nesting.key_of(caller.trace_id, caller.key)
-            if key != caller.key:
-                caller = msgspec.structs.replace(caller, conversation_key=None if key == caller.trace_id else key)
-        if caller.conversation_key or caller.rollout_id:
-            return caller, sessions.captured(caller.key), []
-        said = last_said(splice_context(request), request.messages)
-        leaf = sessions.leaves.take(Said(scope, *said)) if said else None
-        if leaf is not None and (caller.trace_id is None or sessions.known(caller.key) is None):
-            # Also in a trace that is new here: many a client begins one for each request.
-            self._parts.metrics.add(CALLS_JOINED)
-            caller = msgspec.structs.replace(caller, conversation_key=leaf.key)
-        elif caller.trace_id is None:
-            caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
-        session = sessions.captured(caller.key)
-        session.is_unnamed = True
-        return caller, session, [] if leaf is None else [leaf]
 
     async def _caller(self, http: Request) -> tuple[Caller, Session | None]:
         """Who asks, and in which attempt; None for a captured agent."""
@@ -343,8 +315,3 @@ class ChatEndpoints:
 def _read(asked: _Asked, recall: Recall = forgotten) -> ChatRequest:
     api, body = asked.api, asked.body
     return with_whole_answers(api.read(body) if api.read_on is None else api.read_on(body, recall))
-
-
-def _is_named(caller: Caller) -> bool:
-    """Whether a captured agent says which conversation it means."""
-    return caller.rollout_id is not None or caller.conversation_key is not None

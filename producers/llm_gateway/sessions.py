@@ -37,6 +37,8 @@ __all__ = ["Session", "Sessions"]
 
 _MAX_CAPTURED = 2_000
 """Captured traces whose splice state is remembered."""
+_MAX_TOOL_CALLS = 1_000
+"""Of one captured conversation, remembered by their ids."""
 _KEEP_ENDED_S = 900.0
 """How long `/end` of an ended attempt can be asked again."""
 
@@ -51,6 +53,8 @@ class Session:
         """The agent host that works on it; None: a command, or nobody that a runner started."""
         self.is_unnamed = False
         """Of a captured conversation whose requests name nothing: they find it by what was said."""
+        self.tool_calls: dict[str, bytes] = {}
+        """Of a captured conversation: those that its last answers ask for, by id, and which client got the answer."""
         self.history = SpliceHistory()
         self.conversations = Conversations()
         self.last_used = time.monotonic()
@@ -79,6 +83,12 @@ class Session:
     def num_ids(self) -> int:
         """Token ids that it holds."""
         return self.history.num_ids + self.conversations.num_ids
+
+    def remember_tools(self, ids: Sequence[str], scope: bytes) -> None:
+        """An answer to this client asks for these tool calls."""
+        self.tool_calls.update(dict.fromkeys(ids, scope))
+        while len(self.tool_calls) > _MAX_TOOL_CALLS:
+            del self.tool_calls[next(iter(self.tool_calls))]
 
     def enter(self) -> None:
         """A call is in flight until `leave`, when its answer is sent. Raises SessionError (410) after the end."""

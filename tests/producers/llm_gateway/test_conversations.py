@@ -12,10 +12,11 @@ from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOP
 from tracegrad.producers.llm_gateway import calls
 from tracegrad.producers.llm_gateway.leaves import Leaf, Leaves, Said
 from tracegrad.producers.llm_gateway.nested import Nesting
+from tracegrad.producers.llm_gateway.sessions import Session
 from tracegrad.schemas.credentials import attempt_holder
-from tracegrad.schemas.ids import AttemptId, RolloutId, conversation_key, key_in
+from tracegrad.schemas.ids import AttemptId, RolloutId, conversation_key, key_in, new_tool_call
 from tracegrad.schemas.metrics import CALLS_JOINED
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic
 
@@ -313,3 +314,72 @@ async def test_under_the_runner_its_own_names_change_nothing() -> None:
             status, answer = await r.post(address + path, {"messages": ASK}, **own)
             assert (status, key_in(answer["id"])) == (200, ROLLOUT)
         assert keys(r) == [ROLLOUT, ROLLOUT]
+
+
+REFLECTS = {
+    "no-tools": ([], None),
+    "other-tools": ([], [{"type": "function", "function": {"name": "other"}}]),
+    "other-instructions": ([{"role": "system", "content": "You are the other agent."}], CALC),
+}
+
+
+async def answered_by_a_tool(r: Rig, headers: dict[str, str] | None = None) -> list[Any]:
+    """The messages of the next request: question, answer, the tool's result."""
+    said = await ask(r, ASK, headers, reply=Reply(tool_call_text("calc", a=1)), tools=CALC)
+    return [*ASK, said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "1"}]
+
+
+@pytest.mark.parametrize(("before", "tools"), REFLECTS.values(), ids=REFLECTS)
+@pytest.mark.parametrize("traced", [False, True], ids=["alone", "traces"])
+async def test_a_request_that_repeats_our_tool_ids_is_in_their_conversation(
+    before: list[Any], tools: Any, traced: bool
+) -> None:
+    """Whatever its tools and instructions: AutoGen reflects without tools, a handoff has another agent's."""
+    traces = [{"traceparent": f"00-{one}-00f067aa0ba902b7-01"} if traced else {} for one in (TRACE, OTHER_TRACE)]
+    async with rig() as r:
+        messages = await answered_by_a_tool(r, traces[0])
+        said = await ask(r, [*before, *messages], traces[1], tools=tools)
+        await ask(r, [*before, *messages, said, GO_ON], traces[1], tools=tools)
+        assert len(set(keys(r))) == 1
+        assert [call.splice.kind for call in r.calls()] == ["first", "new_segment", "extended"]
+        assert r.gateway.parts.metrics.value(CALLS_JOINED) == 2
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer sk-bob"},
+        {"x-conversation-id": "c-18"},
+        {"baggage": "conversation.id=c-18"},
+        {"traceparent": f"00-{OTHER_TRACE}-00f067aa0ba902b7-01"},
+    ],
+    ids=["stranger", "header", "baggage", "trace-with-calls"],
+)
+async def test_our_tool_ids_alone_join_nobody_else(headers: dict[str, str]) -> None:
+    """A stranger, who names another conversation, a trace that has its own: each stays where it is."""
+    async with rig() as r:
+        await ask(r, [{"role": "user", "content": "first"}], headers)
+        messages = await answered_by_a_tool(r)
+        await ask(r, messages, headers)
+        one, two, three = keys(r)
+        assert two not in (one, three)
+        assert r.gateway.parts.metrics.value(CALLS_JOINED) == 0
+
+
+async def test_ids_of_two_conversations_and_ids_that_were_never_drawn_join_neither() -> None:
+    """A critic that is given both transcripts, and an id of our form that no answer here bore."""
+    async with rig() as r:
+        one, two = [await answered_by_a_tool(r) for _ in range(2)]
+        await ask(r, [*one, *two])
+        drawn = new_tool_call(keys(r)[0])
+        made_up = {"id": drawn, "type": "function", "function": {"name": "calc", "arguments": "{}"}}
+        asked = {"role": "assistant", "tool_calls": [made_up]}
+        await ask(r, [*ASK, asked, {"role": "tool", "tool_call_id": drawn, "content": "1"}])
+        assert len(set(keys(r))) == 4
+
+
+def test_remembered_tool_calls_are_bounded() -> None:
+    """The oldest are forgotten."""
+    session = Session("k", Purpose.UNKNOWN)
+    session.remember_tools([f"call_{i}" for i in range(1_001)], b"")
+    assert len(session.tool_calls) == 1_000 and "call_0" not in session.tool_calls

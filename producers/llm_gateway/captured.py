@@ -1,0 +1,90 @@
+"""Which captured conversation a call is in: the one that it names, else the one that it continues, else its own.
+
+In: the judged caller, its request, what was answered to captured calls before. Out: the caller under its conversation's
+key, the session, the end that is thereby taken. A request that names nothing continues a conversation by all words up
+to its last answer, or by the ids of tool calls, which the gateway drew: those say it also where tools or instructions
+have changed (a handoff, a call that reflects on a tool's result). Invariant: only what the same client was answered is
+continued; ids of two conversations continue neither, and a trace that has a conversation of its own keeps it. One event
+loop; not thread-safe.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from tracegrad.schemas.ids import TraceId, key_in
+from tracegrad.schemas.metrics import CALLS_JOINED, Metrics
+
+from .api.chat_request import ChatRequest
+from .identity import Caller
+from .leaves import Leaf, Said
+from .nested import Nesting
+from .sessions import Session, Sessions
+from .splice import last_said, splice_context
+
+__all__ = ["CapturedConversations", "is_named"]
+
+
+class CapturedConversations:
+    """Those of one gateway."""
+
+    def __init__(self, sessions: Sessions, metrics: Metrics) -> None:
+        self._sessions = sessions
+        self._metrics = metrics
+        self.nesting = Nesting()
+
+    def find(self, caller: Caller, request: ChatRequest, *, is_said: bool) -> tuple[Caller, Session, list[Leaf]]:
+        """The session of a captured call.
+
+        Args:
+            is_said: the header names its conversation, which is the program's own word; baggage may be a framework's,
+                of one run of one agent.
+        """
+        sessions = self._sessions
+        if request.continues is not None and not is_named(caller):
+            # The answer's id says more than the trace, of which a client may begin one for each request.
+            caller = msgspec.structs.replace(caller, conversation_key=key_in(request.continues))
+        if caller.rollout_id is None and caller.trace_id is not None and not is_said:
+            key = self.nesting.key_of(caller.trace_id, caller.key)
+            if key != caller.key:
+                caller = msgspec.structs.replace(caller, conversation_key=None if key == caller.trace_id else key)
+        if caller.conversation_key or caller.rollout_id:
+            return caller, sessions.captured(caller.key), []
+        said = last_said(splice_context(request), request.messages)
+        leaf = sessions.leaves.take(Said(caller.scope, *said)) if said else None
+        joined = leaf.key if leaf else self._key_of_tools(caller, request)
+        if joined is not None and (caller.trace_id is None or sessions.known(caller.key) is None):
+            # Also in a trace that is new here: many a client begins one for each request.
+            self._metrics.add(CALLS_JOINED)
+            caller = msgspec.structs.replace(caller, conversation_key=joined)
+        elif caller.trace_id is None:
+            caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
+        session = sessions.captured(caller.key)
+        session.is_unnamed = True
+        return caller, session, [] if leaf is None else [leaf]
+
+    def _key_of_tools(self, caller: Caller, request: ChatRequest) -> str | None:
+        """Of the one conversation in which this client was answered by tool calls that the request repeats."""
+        repeated = {call.id for message in request.messages for call in message.tool_calls}
+        repeated |= {message.tool_call_id for message in request.messages if message.tool_call_id}
+        keys = {key for id_ in repeated if (key := key_in(id_)) and self._was_answered(key, id_, caller)}
+        return keys.pop() if len(keys) == 1 else None
+
+    def _was_answered(self, key: str, tool_call: str, caller: Caller) -> bool:
+        known = self._sessions.known(key)
+        return known is not None and known.tool_calls.get(tool_call) == caller.scope
+
+    def answered(self, session: Session, caller: Caller, request: ChatRequest, asked_for: Sequence[str]) -> None:
+        """A call was answered by these tool calls."""
+        session.remember_tools(asked_for, caller.scope)
+        if caller.trace_id is not None and caller.rollout_id is None:
+            results = (message.tool_call_id for message in request.messages if message.tool_call_id)
+            self.nesting.answered(caller.trace_id, results, asked_for)
+
+
+def is_named(caller: Caller) -> bool:
+    """Whether a captured agent says which conversation it means."""
+    return caller.rollout_id is not None or caller.conversation_key is not None
