@@ -4,7 +4,7 @@ In: a run's records of `training_steps`, in order, which a starting trainer read
 alarm. Out: names of the alarms that hold after the last. Pure, and here, so that any room judges alike. What drifts is
 the mean of the last 5 steps against that of the up to 20 before: it must differ by a share and by four standard errors,
 so that noise is no alarm; until there are 15 steps none of these holds. The thresholds are ours unless a source is
-named; docs/watching.md says how often they are wrong.
+named; docs/watching.md says how often they are wrong. Why nothing trains: untrained.py.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median, variance
 
 from .records.training import TrainingStep
+from .untrained import IN_A_ROW, untrained_steps_text
 
-__all__ = ["ALARMS", "NUM_STEPS", "alarms_of"]
+__all__ = ["ALARMS", "NOTHING_TRAINS", "NUM_STEPS", "alarm_text", "alarms_of"]
+
+NOTHING_TRAINS = "nothing_trains"
 
 _RECENT, _BEFORE, _BEFORE_LEAST = 5, 20, 10
 NUM_STEPS = _RECENT + _BEFORE
 """That are looked at."""
 _STANDARD_ERRORS = 4.0
-_IN_A_ROW = 3
-"""Steps for which a bound must be broken: one batch may be odd."""
 
 
 def _means(values: Iterable[float | None]) -> tuple[float, float, float] | None:
     """The means before and of late, and the standard error of their difference; None while there are too few."""
     known = [*values]
     before, recent = ([v for v in part if v is not None] for part in (known[:-_RECENT], known[-_RECENT:]))
-    if len(before) < _BEFORE_LEAST or len(recent) < _IN_A_ROW:
+    if len(before) < _BEFORE_LEAST or len(recent) < IN_A_ROW:
         return None
     error = math.sqrt(variance(before) / len(before) + variance(recent) / len(recent))
     return fmean(before), fmean(recent), error
@@ -105,14 +106,20 @@ def ess_low(steps: Sequence[TrainingStep]) -> bool:
     """`ess` below a half, three updates in a row: the usual bound at which weighted samples are drawn anew (Liu and
     Chen 1995); here: sampler and policy are too far apart.
     """
-    last = _updates(steps)[-_IN_A_ROW:]
-    return len(last) == _IN_A_ROW and all(step.ess < 0.5 for step in last)
+    last = _updates(steps)[-IN_A_ROW:]
+    return len(last) == IN_A_ROW and all(step.ess < 0.5 for step in last)
 
 
 def clip_high(steps: Sequence[TrainingStep]) -> bool:
     """`clip_fraction` above .3, three updates in a row; GSPO clips half of that by design (arXiv:2507.18071)."""
-    last = _updates(steps)[-_IN_A_ROW:]
-    return len(last) == _IN_A_ROW and all(step.clip_fraction > 0.3 for step in last)
+    last = _updates(steps)[-IN_A_ROW:]
+    return len(last) == IN_A_ROW and all(step.clip_fraction > 0.3 for step in last)
+
+
+def nothing_trains(steps: Sequence[TrainingStep]) -> bool:
+    """No token was trained, three steps in a row, for whatever reason: masked, excluded, or of equal rewards."""
+    last = steps[-IN_A_ROW:]
+    return len(last) == IN_A_ROW and not any(step.num_tokens for step in last)
 
 
 ALARMS: Mapping[str, tuple[Callable[[Sequence[TrainingStep]], bool], str]] = {
@@ -123,6 +130,7 @@ ALARMS: Mapping[str, tuple[Callable[[Sequence[TrainingStep]], bool], str]] = {
     "gradient_spike": (gradient_spike, "the gradient norm is more than ten times its median"),
     "ess_low": (ess_low, "the effective sample size is below half of the tokens"),
     "clip_high": (clip_high, "the surrogate's bounds hold back more than three tokens in ten"),
+    NOTHING_TRAINS: (nothing_trains, "no token was trained, three steps in a row"),
 }
 """Name -> whether it holds after the last of some steps, and its words."""
 
@@ -130,3 +138,8 @@ ALARMS: Mapping[str, tuple[Callable[[Sequence[TrainingStep]], bool], str]] = {
 def alarms_of(steps: Sequence[TrainingStep]) -> tuple[str, ...]:
     """The alarms that hold after the last of the steps, of which the newest NUM_STEPS are looked at."""
     return tuple(name for name, (holds, _) in ALARMS.items() if holds(steps[-NUM_STEPS:]))
+
+
+def alarm_text(name: str, steps: Sequence[TrainingStep]) -> str:
+    """An alarm's words after the last of the steps; of NOTHING_TRAINS also why, and what to do."""
+    return untrained_steps_text(steps) if name == NOTHING_TRAINS else ALARMS[name][1]

@@ -29,10 +29,11 @@ from tests.versions import claim, label, manifest
 from tracegrad.compose.run.report import report_lines
 from tracegrad.compose.verify.served_proof import find_proof
 from tracegrad.consumers.audit.account import audit
+from tracegrad.consumers.views.processes import process_lines
 from tracegrad.consumers.views.results import results_of
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.tail import as_json, as_text
-from tracegrad.consumers.views.terminal import ArrivalLines, StepLines, process_lines
+from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.consumers.views.watch import fold_present, fold_processes
 from tracegrad.producers.llm_gateway.engines.generate import KnownVersions
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig

@@ -8,7 +8,7 @@ for the log. Pure.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -52,6 +52,13 @@ def _became(batch: Batch) -> dict[str, Any]:
         "below_bound": tuple(member.episode_id for member in members if member.excluded == BELOW_BOUND),
         "taken_ids": batch.consumed,
     }
+
+
+def _left_out(groups: Sequence[Group], members: Sequence[MemberSummary]) -> dict[str, Any]:
+    """Calls that leave the loss, and members without rows, by why."""
+    masked = Counter(turn.masked for group in groups for turn in group.turns.values() if turn.masked)
+    excluded = Counter(member.excluded for member in members if member.excluded)
+    return {"masked": dict(sorted(masked.items())), "members_excluded": dict(sorted(excluded.items()))}
 
 
 def _tool_success(members: Sequence[MemberSummary]) -> float | None:
@@ -145,6 +152,7 @@ def describe_step(
         started_at_ms=started_at_ms,
         ended_at_ms=ended_at_ms,
         explained_variance=_explained_variance(rows),
+        **_left_out(groups, members),
         **_lengths(batch.groups, rows),
         **_staleness(rows, started_from),
         **_spread(groups),

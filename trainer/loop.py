@@ -31,7 +31,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tracegrad.schemas.alarms import ALARMS, NUM_STEPS, alarms_of
+from tracegrad.schemas.alarms import NUM_STEPS, alarm_text, alarms_of
 from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import ConfigurationError, DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
@@ -300,7 +300,7 @@ class Trainer:
             raise diverged(record, before.version)
         for alarm in begun:
             self._metrics.add(ALARMS_BEGUN, alarm)
-            _log.warning("alarm %s at step %d: %s", alarm, record.step, ALARMS[alarm][1])
+            _log.warning("alarm %s at step %d: %s", alarm, record.step, alarm_text(alarm, [*self._recent]))
         if begun and self._alarms.on != "warn" and record.step < self._config.steps:
             self._store.save()
             self._hold(begun, record)

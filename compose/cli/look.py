@@ -14,10 +14,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tracegrad.consumers.views.processes import process_lines, process_rows
 from tracegrad.consumers.views.progress import glance_lines
 from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_of
 from tracegrad.consumers.views.run_state import RunState
-from tracegrad.consumers.views.terminal import process_lines, process_rows
 from tracegrad.consumers.views.watch import fold_present, fold_processes, stream_lag
 from tracegrad.schemas.errors import ConfigurationError, TracegradError
 from tracegrad.schemas.log.follow import follow, read_to_end

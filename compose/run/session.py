@@ -296,15 +296,16 @@ def watch_steps(wiring: Wiring, show: Show) -> Watcher:
 
 def _step_lines(wiring: Wiring) -> StepLines:
     settings = wiring.settings
+    groups_per_step = settings.trainer.groups_per_step
     if wiring.run_dir.history is not None:
-        return StepLines(on_alarm=settings.alarms.on)  # no stage works on it
+        return StepLines(on_alarm=settings.alarms.on, groups_per_step=groups_per_step)  # no stage works on it
     now = partial(
         now_in,
         steps=settings.trainer.steps,
-        groups_per_step=settings.trainer.groups_per_step,
+        groups_per_step=groups_per_step,
         concurrency=settings.agent.concurrency if settings.agent and not settings.only_holds_out else None,
     )
-    return StepLines(partial(known_lag, wiring.log(), wiring.topics), settings.alarms.on, now)
+    return StepLines(partial(known_lag, wiring.log(), wiring.topics), settings.alarms.on, now, groups_per_step)
 
 
 def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:

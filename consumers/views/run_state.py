@@ -34,6 +34,7 @@ from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, ROLLOUT_EVENTS, Rol
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck, WeightRecord
 from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.untrained import MemberOutcome, UntrainedGroups
 
 from .joins import Joins
 from .recent import Recent
@@ -73,8 +74,10 @@ class RunState:
         self._lineage = Lineage(policy)
         self._steps: Recent[int, TrainingStep] = Recent(_STEPS)
         self._ended: Recent[str, None] = Recent(remembered)
-        self._num_members: Recent[str, int] = Recent(remembered)
+        self._members: Recent[str, tuple[MemberOutcome, ...]] = Recent(remembered)
         self._num_closed_groups = 0
+        self.untrained = UntrainedGroups()
+        """Of closed groups of tasks."""
         self._final: Recent[str, None] = Recent(remembered)
         """Rollouts with a final episode."""
         self._given_up: Recent[str, tuple[str, set[str]]] = Recent(remembered)
@@ -203,10 +206,12 @@ class RunState:
             self._given_up.pop(episode.rollout_id, None)
         if episode.purpose is Purpose.VALIDATION:
             return
-        self._num_members[group.id] = self._num_members.get(group.id, 0) + 1
-        if self._num_members[group.id] == group.size:
-            del self._num_members[group.id]
+        members = (*self._members.get(group.id, ()), MemberOutcome.of(episode, self._policy))
+        self._members[group.id] = members
+        if len(members) == group.size:
+            del self._members[group.id]
             self._num_closed_groups += 1
+            self.untrained.close(members)
 
     def _closed(self, marker: ClosedMarker) -> None:
         is_new = self.traffic.closed(marker)

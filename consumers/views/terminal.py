@@ -1,4 +1,4 @@
-"""The lines that a terminal shows of a run: a step each, what arrives from an agent, what is missing, its processes.
+"""The lines that a terminal shows of a run: a step each, what arrives from an agent, what is missing.
 
 In: `RunState`, after each record and a few times a second. Out: `Event`s, each thing once; a printer shows them.
 Invariant: a view keeps only what it has said already; all else is the state's.
@@ -6,18 +6,15 @@ Invariant: a view keeps only what it has said already; all else is the state's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
-from tracegrad.schemas.metrics import declared
+from tracegrad.schemas.alarms import NOTHING_TRAINS, alarm_text
 from tracegrad.schemas.records.episodes import Episode
-from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.records.training import TrainingStep
-from tracegrad.schemas.text import one_line
 from tracegrad.schemas.topics import Topic
 
 from .held_out import HeldOut, held_out_of, held_out_text
@@ -25,12 +22,10 @@ from .now import Now, waiting_text
 from .run_state import RunState
 from .traffic import TrafficLine, versions_per_s
 
-__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "TrafficLines", "process_lines", "process_rows"]
+__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "TrafficLines"]
 
 _PATIENCE_S = 20.0
 """After a first sign of the agent, how long the other signs may take before their absence is said."""
-_SILENT_S = 10.0
-"""A process reports every 2 s."""
 _EPISODES_A_LINE = 100
 _WAITING_EVERY_S = 1.0
 
@@ -108,6 +103,7 @@ class StepLines:
         lag: Callable[[], int | None] = lambda: None,
         on_alarm: str = "warn",
         now: Callable[[RunState], Now] | None = None,
+        groups_per_step: int = 1,
     ) -> None:
         """`lag` asks Kafka; called once a step. `on_alarm` is `[alarms] on`. `now`: of what is told what it waits for;
         None: of nothing."""
@@ -122,19 +118,28 @@ class StepLines:
         self._next_pass = 0
         self._is_begun = False
         self._num_lost = 0
+        self._groups_per_step = groups_per_step
+        self._nothing_trains = False
+        """Whether it is said, of groups or of steps, and still so."""
 
     def news(self, state: RunState, now_s: float) -> Iterator[Event]:
         """As Lines.news."""
         step, serving = state.newest_step, state.serving
+        is_said, is_untrained = self._nothing_trains, state.untrained.holds(self._groups_per_step)
+        self._nothing_trains = is_untrained or (step is not None and NOTHING_TRAINS in step.alarms)
+        if is_untrained and not is_said:
+            yield Event(kind="alarm", text=f"alarm: {NOTHING_TRAINS} (docs/watching.md): {state.untrained.text}")
         if step is not None and (self._last is None or step.step > self._last.step):
             began_ms = self._last.ended_at_ms if self._last else step.started_at_ms
             # The first step that is seen of a run that goes on was told before.
             seen = [one for one in state.steps if self._last and one.step >= self._last.step]
             self._last = step
             yield Event(kind="step", text=f"step {step.step}", step=self._line(state, step, began_ms))
+            told = {NOTHING_TRAINS} if is_said or is_untrained else set[str]()
             for before, one in pairwise(seen):
-                for name in sorted({*one.alarms} - {*before.alarms}):
-                    text = f"alarm at step {one.step}: {name} (docs/watching.md)"
+                for name in sorted({*one.alarms} - {*before.alarms} - told):
+                    words = alarm_text(name, [step for step in state.steps if step.step <= one.step])
+                    text = f"alarm at step {one.step}: {name} (docs/watching.md): {words}"
                     yield Event(kind="alarm", text=text + _ON_ALARM[self._on_alarm])
                 if one.rated_worse is not None:
                     yield Event(kind="rollback", text=f"step {one.step}: {one.rated_worse.text}")
@@ -282,64 +287,3 @@ def _missing(state: RunState) -> str:
 def _summary(episode: Episode) -> str:
     reward = f"reward {episode.reward:g}" if episode.reward is not None else f"no reward ({episode.unscored or 'none'})"
     return f"{len(episode.calls)} calls, {episode.num_tools} tools, {reward}"
-
-
-class _Row(NamedTuple):
-    """A process now, or its end."""
-
-    name: str
-    state: str
-    pid: int | None
-    up_s: int
-    restarts: str
-    why: str
-    """Why it ended last; empty: it never did."""
-    counted: str
-
-
-def _rows(state: RunState, now_ms: int) -> Iterator[_Row]:
-    for name in sorted({*state.supervised, *state.reports}):
-        told, report = state.supervised.get(name), state.reports.get(name)
-        if told and report and told.pid != report.pid:
-            report = None  # of a predecessor that died
-        pid = told.pid if told else report.pid if report else None
-        since_ms = told.since_ms if told else report.since_ms if report else 0
-        yield _Row(
-            name=name,
-            state=told.state if told else "running",
-            pid=pid,
-            up_s=max(0, now_ms - since_ms) // 1000 if pid else 0,
-            restarts=f", {told.num_restarts} restarts" if told and told.num_restarts else "",
-            why=told.why if told else "",
-            counted=_counted(report, now_ms) if report else "",
-        )
-
-
-def process_lines(state: RunState, now_ms: int) -> list[str]:
-    """Each process, why it ended last, and what it counted since its start."""
-    lines = []
-    for row in _rows(state, now_ms):
-        lines.append(f"{row.name:24} {row.state:8} pid {row.pid or '-':>7}  {row.up_s:6d} s{row.restarts}")
-        lines += ["  " + text for text in (row.why, row.counted) if text]
-    return lines
-
-
-def process_rows(state: RunState, now_ms: int, width: int) -> list[str]:
-    """Each process in one row that is no wider: of one that has died why, of any other what it counted."""
-    lines = []
-    for row in _rows(state, now_ms):
-        said = row.why if row.why and (row.pid is None or not row.counted) else row.counted
-        text = f"{one_line(row.name):20} {row.state:8} {row.up_s:6d} s{row.restarts}  {one_line(said)}".rstrip()
-        lines.append(text if len(text) <= width else text[: max(0, width - 3)] + "...")
-    return lines
-
-
-def _counted(report: ProcessReport, now_ms: int) -> str:
-    """Every metric that its declaration wants on the terminal, summed over its labels."""
-    words = []
-    for metric in declared():
-        values = [value for series, value in report.counters.items() if series.partition("{")[0] == metric.name]
-        if metric.terminal and values:
-            words.append(f"{math.fsum(values):g} {metric.terminal}")
-    silent_s = (now_ms - report.at_ms) / 1000
-    return ", ".join([*words, *([f"silent for {silent_s:.0f} s"] if silent_s > _SILENT_S else [])])

@@ -26,6 +26,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tracegrad.schemas.alarms import NOTHING_TRAINS
 from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
@@ -33,7 +34,7 @@ from tracegrad.schemas.keys import original_key, policy_key, rollout_key
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
 from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_ADMITTED, Metrics
+from tracegrad.schemas.metrics import ALARMS_BEGUN, DEAD_LETTERS, GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
@@ -116,6 +117,7 @@ class TaskAdmission:
         self._said: tuple[str, float] = ("", 0.0)
         self._came: tuple[int, int] | None = None
         """Groups consumed, and how many were lost when that number came."""
+        self._nothing_trains = False
         self.state = AdmissionState(handles.run_hash, handles.policy, handles.engine_ids)
         self._held_out = HeldOut(
             config,
@@ -166,6 +168,10 @@ class TaskAdmission:
     def _advance(self) -> bool:
         """Admits what may be admitted now; the state holds all that lay on the log at the start."""
         self._give_up()
+        before, self._nothing_trains = self._nothing_trains, self.state.untrained.holds(self._handles.groups_per_step)
+        if self._nothing_trains and not before:
+            self._metrics.add(ALARMS_BEGUN, NOTHING_TRAINS)
+            logger.warning("alarm %s: %s", NOTHING_TRAINS, self.state.untrained.text)
         progress = self.state.progress()
         if progress.acked is None:
             return self._wait("an engine to acknowledge version 0")

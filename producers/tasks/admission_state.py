@@ -24,6 +24,7 @@ from tracegrad.schemas.records.process_status import TRAINER, ProcessReport
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, RolloutEvent, RolloutRequest, RolloutState, is_usable
 from tracegrad.schemas.records.training import GroupsGivenBack, TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
+from tracegrad.schemas.untrained import MemberOutcome, UntrainedGroups
 
 from ..rollout_histories import Histories, Members
 from .pace import RunProgress
@@ -57,8 +58,9 @@ class AdmissionState:
         self.admitted = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
         """Asked for; a request may be on the log twice, and a restart may come between those of a group."""
         self._acked: dict[str, int] = {}
-        self._outcomes: dict[str, list[str]] = defaultdict(list)
-        """Group -> why each rollout that has a final episode cannot train; empty: it can."""
+        self._outcomes: dict[str, list[tuple[str, MemberOutcome]]] = defaultdict(list)
+        """Group -> of each rollout that has a final episode why it cannot train, in words; empty: it can."""
+        self.untrained = UntrainedGroups()
         self._seen_final = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
         """Have a final episode; a restarted stage may emit it again, and two attempts may both claim to be final."""
         self.open: dict[str, OpenRollout] = {}
@@ -160,10 +162,12 @@ class AdmissionState:
             # A grader may word every reason anew; the table of reasons stays small all the same.
             known = reason in self.exclusions or len(self.exclusions) < _MAX_REASONS
             self.exclusions[reason if known else "unscored"] += 1
-        self._outcomes[group.id].append(reason)
+        self._outcomes[group.id].append((reason, MemberOutcome.of(episode, self._policy)))
         if len(self._outcomes[group.id]) >= group.size:
             self._closed_s = time.monotonic()
-            excluded = list(filter(None, self._outcomes.pop(group.id)))
+            reasons, members = zip(*self._outcomes.pop(group.id), strict=True)
+            self.untrained.close(members)
+            excluded = list(filter(None, reasons))
             if excluded:
                 logger.warning(
                     "group %d: %d of %d rollouts excluded: %s", group.index, len(excluded), group.size, _told(excluded)

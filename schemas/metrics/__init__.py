@@ -30,6 +30,7 @@ __all__ = [
     "CALLS_JOINED",
     "CALLS_JOINED_BY",
     "CALLS_LEFT_OUT",
+    "CALLS_MASKED",
     "CALLS_NAMED_BY",
     "CALLS_NOT_REMEMBERED",
     "CALLS_OPTED_OUT",
@@ -179,6 +180,7 @@ TOOLS_WITHOUT_ID = Counter(
 CREDIT_EPISODES = Counter("credit_episodes", "Episodes read by credit, by where they went.", ("place",))
 GROUPS = Counter("groups", "Groups closed.")
 CALLS_LEFT_OUT = Counter("calls_left_out", "Calls of a rollout that trains whose prompt cannot be rebuilt.")
+CALLS_MASKED = Counter("calls_masked", "Calls of a rollout that trains whose tokens leave the loss.", ("reason",))
 MEMBERS_EXCLUDED = Counter("members_excluded", "Members of closed groups that do not train.", ("reason",))
 _WRITERS = Place("Any process that writes them")
 DEAD_LETTERS = Counter("dead_letters", "Items that could not be used.", ("reason",), terminal="dead letters")

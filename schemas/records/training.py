@@ -196,6 +196,10 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     `cpu_capability`, `accelerator`, `world_size`."""
     num_unpublished: int = 0
     """Updates since `version`, that no version holds (`[publish] every`); 0 where the batch led to one."""
+    masked: dict[str, int] = {}
+    """Why calls of the batch leave the loss -> how many; of every well-formed group, also excluded ones."""
+    members_excluded: dict[str, int] = {}
+    """Likewise, why members of these groups gave no rows -> how many."""
 
 
 class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):

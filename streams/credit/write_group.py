@@ -15,7 +15,7 @@ import msgspec
 
 from tracegrad.schemas.beat import waiting
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.metrics import CALLS_LEFT_OUT, MEMBERS_EXCLUDED, Metrics
+from tracegrad.schemas.metrics import CALLS_LEFT_OUT, CALLS_MASKED, MEMBERS_EXCLUDED, Metrics
 from tracegrad.schemas.records.episodes import Episode, why_excluded
 from tracegrad.schemas.records.rollouts import MAX_REWARD, is_usable
 from tracegrad.schemas.records.transitions import MAX_WEIGHT, GroupSummary, MemberSummary, SegmentRow, encode_group
@@ -50,6 +50,8 @@ def credit_group(
                 built = build_segments(episode, policy, of_calls)
                 num_calls = sum(call.policy == policy for call in episode.calls)
                 metrics.add(CALLS_LEFT_OUT, num=num_calls - sum(len(row.turns) for row in built))
+                for turn in (turn for row in built for turn in row.turns if turn.masked):
+                    metrics.add(CALLS_MASKED, turn.masked)
                 rows.extend(built)
             except RecordError as error:
                 reason = error.reason

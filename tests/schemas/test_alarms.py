@@ -21,7 +21,15 @@ RECORDED = json.loads(Path(__file__).with_name("recorded_rewards.json").read_tex
 
 def step(number: int, **figures: Any) -> TrainingStep:
     """A healthy one but for the figures given."""
-    known: dict[str, Any] = {"reward": 0.5, "reward_std": 0.4, "entropy": 0.5, "grad_norm": 1.0, "is_updated": True}
+    known: dict[str, Any] = {
+        "reward": 0.5,
+        "reward_std": 0.4,
+        "entropy": 0.5,
+        "grad_norm": 1.0,
+        "is_updated": True,
+        "num_tokens": 2000,
+        "accounting": Accounting(),
+    }
     return TrainingStep(
         run=RunHash("7c1f3e9a"),
         policy="policy",
@@ -33,10 +41,8 @@ def step(number: int, **figures: Any) -> TrainingStep:
         next_offset=8,
         batch_hash="",
         group_ids=(),
-        accounting=Accounting(),
         learning_rate=1e-3,
         num_rollouts=64,
-        num_tokens=2000,
         **(known | figures),
     )
 
@@ -124,6 +130,7 @@ def wrong(**by_number: Callable[[int], Any]) -> list[TrainingStep]:
         (wrong(grad_norm=lambda n: 1640.0 if n == 4 else 2.7), "gradient_spike"),
         (wrong(ess=lambda n: 0.4), "ess_low"),
         (wrong(clip_fraction=lambda n: 0.4), "clip_high"),
+        (wrong(num_tokens=lambda n: 0), "nothing_trains"),
     ],
     ids=list(ALARMS),
 )

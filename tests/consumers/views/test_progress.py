@@ -13,6 +13,7 @@ from tests.consumers.views.folding import fold_all, new_state
 from tests.streams.make import TOPICS
 from tests.versions import held_out
 from tracegrad.consumers.views.held_out import held_out_of
+from tracegrad.consumers.views.processes import process_rows
 from tracegrad.consumers.views.progress import (
     Progress,
     bar,
@@ -24,7 +25,7 @@ from tracegrad.consumers.views.progress import (
     sparkline,
 )
 from tracegrad.consumers.views.results import results_of
-from tracegrad.consumers.views.terminal import Event, StepLine, process_rows
+from tracegrad.consumers.views.terminal import Event, StepLine
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.process_status import (
     PROCESS_STATUS,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state, read
+from tests.streams.credit.test_credit import member
 from tests.streams.make import TOPICS, agent_span, call, otlp, rollout
 from tests.versions import held_out
 from tracegrad.compose.run.show import JsonShow, Show
@@ -17,6 +18,8 @@ from tracegrad.consumers.views.now import now_in
 from tracegrad.consumers.views.terminal import ArrivalLines, Event, StepLines
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatedWorse
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Topic
@@ -122,6 +125,29 @@ def test_an_alarm_is_said_when_it_begins() -> None:
         state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
     told = [event.text.split(" (")[0] for event in lines.news(state, 0.0)]
     assert told == ["step 15", "alarm at step 14: gradient_spike"], "two steps at once: nothing is passed over"
+
+
+def test_that_nothing_trains_is_said_once_whoever_knows_it_first() -> None:
+    """Of closed groups with reason, share and remedy; the step that finds the same adds nothing."""
+    lines, state, name = StepLines(groups_per_step=2), new_state(), TOPICS.name(Topic.EPISODES)
+    fold_all(state, small_run(), [Topic.TRAINING_STEPS])
+    list(lines.news(state, 0.0))
+    said = []
+    for index in range(7):
+        group = GroupRef(id=f"g{index}", size=1, member=0, index=index)
+        one = replace(member(index, calls=()), group=group)
+        state.fold(Record(topic=name, partition=0, offset=index, key=None, value=EPISODES.encode(one)), 0.0)
+        said += [event.text for event in lines.news(state, 0.0) if event.kind == "alarm"]
+    last = state.steps[-1]
+    step = replace(last, step=last.step + 1, num_tokens=0, alarms=("nothing_trains",))
+    value = TRAINING_STEPS.encode(step)
+    state.fold(Record(topic=TOPICS.name(Topic.TRAINING_STEPS), partition=0, offset=9, key=None, value=value), 0.0)
+    said += [event.text for event in lines.news(state, 0.0) if event.kind == "alarm"]
+    assert said == [
+        "alarm: nothing_trains (docs/watching.md): none of the last 6 closed groups can train: 100% of groups "
+        "`all_members_excluded`, 100% of their excluded members `no_calls`: the agent calls another endpoint, or none: "
+        "does its client use OPENAI_BASE_URL?"
+    ]
 
 
 def test_a_rollback_is_said_with_its_figures() -> None:

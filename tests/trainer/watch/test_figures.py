@@ -168,3 +168,15 @@ def test_entropy_is_the_samplers_by_turn() -> None:
     assert step.entropy_by_turn == pytest.approx({"0": 1.0, "15": 2.0})
     assert (step.length_mean, step.length_max) == (5.0, 5)
     assert "entropy=1.600" in step_line(step)
+
+
+def test_calls_and_members_that_are_left_out_are_counted_by_why() -> None:
+    """A call that a row of another repeats counts once."""
+    masked = group([1.0, 0.0])
+    rows = tuple(
+        replace(row, turns=(replace(row.turns[0], masked="constrained"), row.turns[1]), loss_mask=row.loss_mask * 0)
+        for row in masked.rows
+    )
+    members = (*masked.summary.members, replace(masked.summary.members[0], rollout_id="gone", excluded="unscored"))
+    step = described(Group(replace(masked.summary, members=members), (*rows, *rows)), group([1.0, 0.0], 1))
+    assert (step.masked, step.members_excluded) == ({"constrained": 2}, {"unscored": 1})
