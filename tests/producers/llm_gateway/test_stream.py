@@ -120,9 +120,8 @@ async def test_a_stream_says_what_the_record_says(
         {"n": 2},
         {"logprobs": True},
         {"response_format": {"type": "json_object"}},
-        {"tools": CALC, "tool_choice": "required"},
     ],
-    ids=["n", "logprobs", "grammar", "forced"],
+    ids=["n", "logprobs", "grammar"],
 )
 async def test_what_needs_the_whole_is_not_asked_for_in_pieces(fields: Any) -> None:
     """Several answers, logprobs in the engine's words, grammars: events come at the end, as always."""
