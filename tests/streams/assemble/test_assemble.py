@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.streams.make import (
@@ -32,7 +31,7 @@ from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirRule
 from tracegrad.streams.assemble.fold import Assemble
-from tracegrad.streams.config import SelectConfig, StreamRules
+from tracegrad.streams.config import StreamRules
 
 R1 = rollout(1)
 OWN = R1 + "a001"
@@ -266,39 +265,6 @@ def test_a_reward_may_target_a_call() -> None:
     assert [(r.rule, r.value) for r in episode.calls[0].rewards] == [("step", 0.25)]
     not_awaited = one(*parts, event(R1, rewards_awaited=("reward",)))
     assert not_awaited.calls[0].rewards == ()
-
-
-@pytest.mark.parametrize(
-    ("changes", "outcome", "masked"),
-    [
-        ({}, CallOutcome.DELIVERED, ""),
-        ({}, CallOutcome.CLIENT_DISCONNECTED, "client_disconnected"),
-        ({}, CallOutcome.SUPERSEDED, "superseded"),
-        ({"is_constrained": True}, CallOutcome.DELIVERED, "constrained"),
-        ({"is_truncated": True, "finish_reason": "length"}, CallOutcome.DELIVERED, "truncated"),
-        ({"is_truncated": True, "finish_reason": "tool_calls"}, CallOutcome.DELIVERED, "truncated"),
-        ({"is_truncated": True, "finish_reason": "length"}, CallOutcome.SUPERSEDED, "superseded"),
-        ({"is_truncated": True, "is_cut": True}, CallOutcome.DELIVERED, ""),
-        ({"is_cut": True, "stop_text": "</code>"}, CallOutcome.DELIVERED, ""),
-        ({}, CallOutcome.UNKNOWN, "outcome_unknown"),
-    ],
-)
-def test_calls_that_leave_the_loss_say_why(changes: dict[str, Any], outcome: CallOutcome, masked: str) -> None:
-    """Marked, not removed: they are context of what follows."""
-    made = call("a", R1, [1], [2], **changes)
-    episode = one(made, closed(R1, [made], a=outcome), reward(R1), event(R1))
-    assert [(c.masked, c.outcome) for c in episode.calls] == [(masked, outcome)]
-
-
-@pytest.mark.parametrize(("truncated", "masked"), [("mask", "truncated"), ("train", "")])
-def test_answers_cut_at_the_limit_train_where_the_run_says_so(truncated: Any, masked: str) -> None:
-    """`[select] truncated`; what is masked for another reason stays so."""
-    calls = [call(name, R1, [1], [2], is_truncated=True, finish_reason="length") for name in "ab"]
-    calls[1] = msgspec.structs.replace(calls[1], is_constrained=True)
-    streams = Streams(config(select=SelectConfig(truncated=truncated)))
-    streams.feed(*calls, closed(R1, calls), reward(R1), event(R1))
-    (episode,) = episodes(streams)
-    assert [c.masked for c in episode.calls] == [masked, "constrained"]
 
 
 def test_turns_are_counted_per_agent_in_the_order_of_the_log() -> None:
