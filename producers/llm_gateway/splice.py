@@ -2,9 +2,10 @@
 
 In: a ChatRequest, the episode's SpliceHistory, a Renderer. Out: a Prompt and the grammar that the request asks for.
 The history holds the answers served in one episode. `match` finds the latest assistant message of a new request that
-was served here with the same messages before it; `splice` then replaces everything up to that message's end by the
-stored ids. Where that is not exact (the agent changed a message, the template drops history) a new segment starts with
-its reason, and the prompt is the template's own. Ids are never guessed. Failure: the renderer's.
+was served here with the same messages before it; `splice` then replaces everything up to that message's end, as
+render/answer_end.py finds it, by the stored ids. Where that is not exact (the agent changed a message, the template
+drops history) a new segment starts with its reason, and the prompt is the template's own. Ids are never guessed.
+Failure: the renderer's.
 
     rendered up to the message   P' a' <end>\\n            (a' = the answer rendered again, P' likewise)
     rendered in full             P' a' <end>\\n <user>...
@@ -13,9 +14,7 @@ its reason, and the prompt is the template's own. Ids are never guessed. Failure
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ from tracegrad.schemas.records.tokens import Ids
 
 from .api.chat_request import ChatRequest, Message, OtherPart, TextPart, ToolUse
 from .engines.client import Waits
+from .render.answer_end import Ending, EndOfMessage, Rest, rest_after, rest_after_changed
 from .render.engine_render import Renderer, engine_fields
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
     "Written",
     "build_prompt",
     "conversation_digest",
-    "end_of_message",
     "last_said",
     "splice",
     "splice_context",
@@ -50,7 +49,6 @@ __all__ = [
 ]
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
-_ASK = Message(role="user", content="x")
 _BROKEN_TOKEN = re.compile(r"(?<=[<\[\]])(?:\u200d|\\u200d)")
 
 
@@ -252,42 +250,26 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() and abs(value) <= 2**53 else value
 
 
-def splice(match: Match, up_to_answer: Sequence[int], in_full: Sequence[int], end_of_message: int | None) -> Prompt:
-    """The prompt with the stored ids in place.
+def splice(match: Match, in_full: Sequence[int], rest: Rest) -> Prompt:
+    """The prompt with the stored ids in place, or the template's own where what follows them cannot be told.
 
     Args:
         match: with a call.
-        up_to_answer: the messages up to that call's answer, rendered without a generation prompt.
         in_full: all messages rendered.
-        end_of_message: the token that ends an assistant's message in this template; None: there is none.
+        rest: what follows that call's answer.
     """
     call = match.call
     assert call is not None
-    cut = next((i for i in range(len(up_to_answer), 0, -1) if up_to_answer[i - 1] == end_of_message), 0)
-    if end_of_message is None or cut == 0:
-        return whole(in_full, SpliceOutcome(kind="new_segment", reason="no_end_of_message"))
-    if list(in_full[:cut]) != list(up_to_answer[:cut]):
-        return whole(in_full, SpliceOutcome(kind="new_segment", reason="history_dropped"))
+    if rest.reason:
+        return whole(in_full, SpliceOutcome(kind="new_segment", reason=rest.reason))
+    ids = np.concatenate([call.prompt_ids, call.sampled_ids, np.asarray(rest.ids, np.int32)])
     shared = len(call.prompt_ids) + len(call.sampled_ids)
-    rest = [] if call.sampled_ids[-1:].tolist() == [end_of_message] else [end_of_message]
-    ids = np.concatenate([call.prompt_ids, call.sampled_ids, np.asarray([*rest, *in_full[cut:]], np.int32)])
     return Prompt(ids=ids, parent=call, shared_tokens=shared, outcome=match.outcome)
 
 
 def whole(ids: Sequence[int], outcome: SpliceOutcome) -> Prompt:
     """The template's own prompt, continuing nothing."""
     return Prompt(ids=np.asarray(ids, np.int32), parent=None, shared_tokens=0, outcome=outcome)
-
-
-def end_of_message(one: Sequence[int], other: Sequence[int], terminals: Sequence[int] = ()) -> int | None:
-    """The end-of-message token, from the same conversation rendered with two answers that differ in their last letter.
-
-    Args:
-        terminals: tokens that ended sampled answers; one of them in the common tail is preferred.
-    """
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    tail = [token for token, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)][::-1]
-    return next((token for token in tail if token in terminals), tail[0] if tail else None)
 
 
 def splice_context(request: ChatRequest) -> list[Any]:
@@ -299,35 +281,6 @@ def splice_context(request: ChatRequest) -> list[Any]:
     return [fields, request.tools, request.tool_choice is ToolUse.NONE]
 
 
-class EndOfMessage:
-    """The template's end-of-message token, found once by rendering two answers that differ."""
-
-    def __init__(self) -> None:
-        self._token: int | None = None
-        self._is_found = False
-        self.terminals: list[int] = []
-        """Tokens that ended sampled answers, the last few."""
-
-    def saw(self, terminal: int) -> None:
-        """Notes a token that ended a sampled answer."""
-        if terminal not in self.terminals:
-            self.terminals = [*self.terminals[-7:], terminal]
-
-    async def find(self, renderer: Renderer, waits: Waits) -> int | None:
-        """The token, or None for a template that ends an assistant's message by nothing."""
-        if not self._is_found:
-            answers = [Message(role="assistant", content=content) for content in ("a", "b")]
-            probes = [ChatRequest(messages=(_ASK, answer)) for answer in answers]
-            try:
-                one, other = await asyncio.gather(*(renderer.ids(probe, waits, to_generate=False) for probe in probes))
-                self._token = end_of_message(one.ids, other.ids, self.terminals)
-            except EngineRefusal:
-                # A template that refuses the probe; what has ended an answer so far is the best knowledge.
-                return self.terminals[-1] if self.terminals else None
-            self._is_found = True
-        return self._token
-
-
 async def build_prompt(
     renderer: Renderer, ends: EndOfMessage, history: SpliceHistory, request: ChatRequest, waits: Waits
 ) -> tuple[Prompt, Any]:
@@ -336,7 +289,20 @@ async def build_prompt(
     if match.call is None:
         rendered = await renderer.ids(request, waits)
         return whole(rendered.ids, match.outcome), rendered.grammar
-    token = await ends.find(renderer, waits)
-    start = msgspec.structs.replace(request, messages=request.messages[: match.position + 1])
-    full, up_to = await asyncio.gather(renderer.ids(request, waits), renderer.ids(start, waits, to_generate=False))
-    return splice(match, up_to.ids, full.ids, token), full.grammar
+
+    async def first(num_messages: int) -> list[int]:
+        start = msgspec.structs.replace(request, messages=request.messages[:num_messages])
+        return (await renderer.ids(start, waits, to_generate=False)).ids
+
+    sampled = match.call.sampled_ids[-1:].tolist()
+    ending = Ending(await ends.find(renderer, waits), sampled[0] if sampled else None, ends.terminals)
+    full = await renderer.ids(request, waits)
+    try:
+        up_to = await first(match.position + 1)
+        rest = rest_after(up_to, full.ids, ending)
+        if rest is None:
+            rest = rest_after_changed(await first(match.position), up_to, full.ids, ending)
+    except EngineRefusal:
+        # A template that refuses a part of what it renders as a whole.
+        rest = Rest(reason="part_refused")
+    return splice(match, full.ids, rest), full.grammar

@@ -14,12 +14,18 @@ from tests.fake_engine.scripted import ScriptedEngine
 from tests.fake_engine.tokenizer import EOT, ToyTokenizer
 from tracegrad.producers.llm_gateway.api.chat_request import Message
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
+from tracegrad.producers.llm_gateway.render.answer_end import (
+    Ending,
+    Rest,
+    end_of_message,
+    rest_after,
+    rest_after_changed,
+)
 from tracegrad.producers.llm_gateway.splice import (
     EarlierCall,
     Match,
     SpliceHistory,
     conversation_digest,
-    end_of_message,
     splice,
     whole,
 )
@@ -27,6 +33,7 @@ from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
 
 TOKENIZER = ToyTokenizer()
+(NEWLINE,) = TOKENIZER.encode("\n")
 ENGINE = ScriptedEngine()
 TEXT = st.text(alphabet="ab 1234567890", max_size=12)
 
@@ -52,8 +59,10 @@ def prompt_of(history: SpliceHistory, messages: list[dict[str, Any]]) -> Any:
     found = match(history, {}, messages)
     if found.call is None:
         return whole(rendered(messages), found.outcome)
-    up_to = rendered(messages[: found.position + 1], generation_prompt=False)
-    return splice(found, up_to, rendered(messages), EOT)
+    up_to, full = rendered(messages[: found.position + 1], generation_prompt=False), rendered(messages)
+    sampled = found.call.sampled_ids[-1:].tolist()
+    rest = rest_after(up_to, full, Ending((EOT, NEWLINE), sampled[0] if sampled else None, [EOT]))
+    return splice(found, full, rest or Rest(reason="history_dropped"))
 
 
 @given(st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=5))
@@ -167,24 +176,56 @@ def test_the_end_of_message_is_read_off_the_template() -> None:
     one = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "a"}]
     other = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b"}]
     ids = [rendered(messages, generation_prompt=False) for messages in (one, other)]
-    assert end_of_message(ids[0], ids[1]) == EOT
-    assert end_of_message([1, 5, 8, 9], [1, 6, 8, 9], terminals=[9]) == 9
-    assert end_of_message([1, 5], [1, 6]) is None
+    assert end_of_message(ids[0], ids[1]) == (EOT, NEWLINE)
+    assert end_of_message([1, 5, 8, 9], [1, 6, 8, 9], terminals=[9]) == (9,)
+    assert end_of_message([1, 5], [1, 6]) == ()
 
 
-def test_no_end_of_message_and_dropped_history_start_new_segments() -> None:
-    """The cut must be exact."""
-    history = SpliceHistory()
-    remember(history, {}, [], {"role": "assistant", "content": "1"}, _call("one"))
-    found = match(history, {}, [{"role": "assistant", "content": "1"}])
-    assert splice(found, [7, EOT, 3], [7, EOT, 3, 4], EOT).ids.tolist() == [1, 1, EOT, 3, 4]
-    for up_to, full, token, reason in (
-        ([7, 3], [7, 3, 4], EOT, "no_end_of_message"),
-        ([7, EOT], [7, EOT, 4], None, "no_end_of_message"),
-        ([7, EOT], [8, EOT, 4], EOT, "history_dropped"),
-    ):
-        prompt = splice(found, up_to, full, token)
-        assert (prompt.ids.tolist(), prompt.outcome.reason, prompt.shared_tokens) == (full, reason, 0)
+A, B, T, END = 4, 5, 6, 9
+"""Letters, a thought, and the end of an answer."""
+
+
+@pytest.mark.parametrize(
+    ("up_to", "in_full", "sampled", "rest"),
+    [
+        ([1, A, END, 0], [1, A, END, 0, 2], END, [0, 2]),
+        ([1, A, END, 0], [1, A, END, 0, 2], A, [END, 0, 2]),
+        ([1, A, END, 0], [1, B, END, 0, 2], END, None),
+        ([1, A, END], [1, A, END, 0, 2], END, None),
+        ([1, A], [1, A, 2], END, None),
+    ],
+)
+def test_an_answer_that_is_written_alike_as_last_message_and_before_others(
+    up_to: list[int], in_full: list[int], sampled: int, rest: list[int] | None
+) -> None:
+    """Its end is the template's; it is added where it was not sampled."""
+    found = rest_after(up_to, in_full, Ending((END, 0), sampled, [END]))
+    assert found == (None if rest is None else Rest(rest))
+
+
+@pytest.mark.parametrize(
+    ("up_to", "in_full", "ending", "rest"),
+    [
+        ([1, T, T, A, END, 0], [1, A, END, 0, 2], Ending((END, 0), END, [END]), Rest([0, 2])),
+        ([1, T, T, A, END, 0], [1, A, END, 0, 2], Ending((END, 0), A, [END]), Rest([END, 0, 2])),
+        ([1, A, T, B, END, 0], [1, A, B, END, 0, 2], Ending((END, 0), END, [END]), Rest([0, 2])),
+        ([1, A, END, 0], [1, B, END, 0, 2], Ending((END, 0), END, [END]), Rest(reason="answer_dropped")),
+        ([1, A, END, 0], [1, 2, B, END, 0], Ending((END, 0), END, [END]), Rest(reason="answer_dropped")),
+        ([1, A, END, 0], [7, A, END, 0, 2], Ending((END, 0), END, [END]), Rest(reason="history_dropped")),
+        ([1, A, 0], [1, A, 0, 2], Ending((END, 0), END, [END]), Rest(reason="no_end_of_message")),
+        ([1, A, B], [1, A, B, 2, 3], Ending((), 2, [2]), Rest([3])),
+        ([1, A, B], [1, A, B, 2, 3], Ending((), B, [2]), Rest([2, 3])),
+        ([1, A, B], [1, A, B, 2, 3], Ending((), 8, [8]), Rest(reason="no_end_of_message")),
+        ([1, T, A, B, A, B], [1, A, B, A, B, 2], Ending((), 2, [2]), Rest(reason="answer_dropped")),
+    ],
+    ids=["thought", "thought, cut", "thought within", "changed", "gone", "history", "no end", "next role",
+         "next role, cut", "other role", "two places"],
+)  # fmt: skip
+def test_an_answer_that_is_written_otherwise_before_others(
+    up_to: list[int], in_full: list[int], ending: Ending, rest: Rest
+) -> None:
+    """One stretch may be gone; its end is found exactly once, or a new segment starts."""
+    assert rest_after_changed([1], up_to, in_full, ending) == rest
 
 
 @pytest.mark.parametrize(
