@@ -236,9 +236,11 @@ class Assemble(StageFold[OpenEpisode]):
             self._strays.add(facts.episode_id, episode.num_bytes, is_proved=any(episode.held))
             for surplus in self._strays.surplus():
                 self._let_stray_go(surplus)
-            asked = [Facts(episode_id=pull.trace_id, facts=(pull,)) for pull in episode.pulls()]
-            return Emission(outputs=tuple(moved(one, {}) for one in asked))
-        return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
+        elif episode.waiting() is Waiting.NOTHING:
+            return self._write(record, episode, "complete")
+        # With calls of its links' other keys here, too: a further key is asked as the first two were.
+        asked = (Facts(episode_id=pull.trace_id, facts=(pull,)) for pull in episode.pulls())
+        return Emission(outputs=tuple(moved(one, {}) for one in asked))
 
     def _to_attempt(self, facts: Facts) -> Facts:
         """Of what was forwarded to a rollout: to the attempt whose call bears one of the ids, which has to be open."""
@@ -275,7 +277,7 @@ class Assemble(StageFold[OpenEpisode]):
         rest = [fact for fact in facts.facts if not isinstance(fact, LinkFact)]
         parts = origins_in(record.headers)
         outputs = [moved(one, parts) for one in forwarded(facts.episode_id, to, links, rest, hops=facts.hops + 1)]
-        outputs += [moved(one, {}) for one in asked_of(others, to, rest)]
+        outputs += [moved(one, {}) for one in asked_of(others, rest)]
         marker = None
         num_calls = sum(isinstance(fact, CallFact | ContextCallFact) for fact in rest)
         if num_calls and not self._stretches.has_moved(facts.episode_id):

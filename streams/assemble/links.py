@@ -147,12 +147,13 @@ def _repeated(span: SpanFact) -> tuple[str | None, ...]:
     return (span.tool_call_id,) if span.kind is SpanKind.TOOL else ()
 
 
-def asked_of(links: Collection[LinkFact], to: str, facts: Collection[Fact]) -> Iterator[Facts]:
-    """The records by which calls of other keys go to where a trace went whose models' spans repeat their ids."""
+def asked_of(links: Collection[LinkFact], facts: Collection[Fact]) -> Iterator[Facts]:
+    """The records by which calls of other keys follow a trace that has gone elsewhere, whose models' spans repeat their
+    ids. They are asked to the trace, as before it went: a key that were asked to two places would go to neither."""
     answers = answers_in(fact for fact in facts if isinstance(fact, SpanFact))
     for link in links:
         if link.source is LinkSource.ID and link.minted_id in answers:
-            yield Facts(episode_id=link.key, facts=(pull(link.key, to, link.minted_id),))
+            yield Facts(episode_id=link.key, facts=(pull(link.key, link.trace_id, link.minted_id),))
 
 
 def forwarded(

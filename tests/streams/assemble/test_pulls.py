@@ -7,6 +7,8 @@ import json
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.streams.assemble.test_links import captured, close, episodes, llm, markers, streams
 from tests.streams.make import Item, agent_span, otlp, span, tool_span
@@ -36,6 +38,27 @@ def test_calls_of_several_keys_come_to_the_trace_that_tells_of_them(order: tuple
     assert episode.num_spans == 5
     agents = {made.call_id: made.agent for made in episode.calls}
     assert agents == {FIRST.call_id: "planner", SECOND.call_id: "expert"}
+
+
+KEYS = tuple(f"{number:032x}" for number in range(1, 5))
+SAID = tuple(captured(key, f"said-{number}") for number, key in enumerate(KEYS))
+FOUR: list[Item] = [
+    *SAID,
+    *(otlp(llm(TRACE, 2 + number, one.call_id, parent=1)) for number, one in enumerate(SAID)),
+    otlp(agent_span(TRACE, 1, "planner")),
+]
+
+
+@given(st.permutations(FOUR))
+@settings(max_examples=60, deadline=None)
+def test_each_further_key_is_asked_as_the_first_two_were(items: list[Item]) -> None:
+    """Four calls, each of a key of its own, and five spans of one trace: one episode, whatever calls are there before a
+    key is named."""
+    run = streams()
+    run.feed(*items)
+    close(run)
+    (episode,) = episodes(run).values()
+    assert {made.call_id for made in episode.calls} == {one.call_id for one in SAID}
 
 
 def test_a_named_conversation_is_not_pulled_into_a_trace() -> None:
