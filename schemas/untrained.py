@@ -14,11 +14,19 @@ from typing import NamedTuple
 from .records.episodes import Episode, why_excluded
 from .records.training import TrainingStep
 
-__all__ = ["IN_A_ROW", "MemberOutcome", "UntrainedGroups", "untrained_steps_text"]
+__all__ = [
+    "ALL_EXCLUDED",
+    "IN_A_ROW",
+    "NO_TOKENS",
+    "MemberOutcome",
+    "UntrainedGroups",
+    "untrained_steps_text",
+    "untrained_text",
+]
 
 IN_A_ROW = 3
 """Steps without a trained token, or so many steps' closed groups: one batch may be odd."""
-_ALL_EXCLUDED, _NO_TOKENS = "all_members_excluded", "no_tokens"
+ALL_EXCLUDED, NO_TOKENS = "all_members_excluded", "no_tokens"
 _RATING = "a broken grader gives such rewards too: look at `tracegrad episodes`"
 _LOST = "the client that hung up, or the gateway's log, says why"
 REMEDIES: Mapping[str, str] = {
@@ -38,6 +46,8 @@ REMEDIES: Mapping[str, str] = {
     "too_many_open_bytes": "raise [streams] max_open_bytes",
     "no_advantage": f"rewards within each group are equal: tasks neither too hard nor solved are needed; {_RATING}",
     "no_spread": f"rewards within each group are equal: tasks neither too hard nor solved are needed; {_RATING}",
+    "below_bound": "no final reward reaches [replay] bound: lower it, --set replay.bound=0.5",
+    "without_group": "captured conversations train with [select] train = true alone",
     "stale": "samples are too old: lower [pace] staleness, or raise [trainer] max_staleness",
 }
 """Reason of a call, a member or a group -> what to do."""
@@ -78,7 +88,7 @@ class UntrainedGroups:
             self._reset()
             return
         self.num += 1
-        self._groups[_ALL_EXCLUDED if all(one.excluded for one in members) else _NO_TOKENS] += 1
+        self._groups[ALL_EXCLUDED if all(one.excluded for one in members) else NO_TOKENS] += 1
         self._members.update(one.excluded for one in members if one.excluded)
         self._calls.update(reason for one in members for reason in one.masked)
 
@@ -89,7 +99,8 @@ class UntrainedGroups:
     @property
     def text(self) -> str:
         """In words."""
-        return f"none of the last {self.num} closed groups can train: {_why(self._groups, self._members, self._calls)}"
+        why = untrained_text(self._groups, self._members, self._calls)
+        return f"none of the last {self.num} closed groups can train: {why}"
 
 
 def untrained_steps_text(steps: Sequence[TrainingStep]) -> str:
@@ -98,7 +109,8 @@ def untrained_steps_text(steps: Sequence[TrainingStep]) -> str:
     groups = Counter(last[-1].accounting.excluded)
     groups.subtract(before[0].accounting.excluded if before else {})
     members = _sum(step.members_excluded for step in last)
-    return f"the last {len(last)} steps trained no token: {_why(+groups, members, _sum(step.masked for step in last))}"
+    why = untrained_text(+groups, members, _sum(step.masked for step in last))
+    return f"the last {len(last)} steps trained no token: {why}"
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -108,10 +120,10 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     return total
 
 
-def _why(groups: Counter[str], members: Counter[str], calls: Counter[str]) -> str:
+def untrained_text(groups: Counter[str], members: Counter[str], calls: Counter[str]) -> str:
     """The commonest reason of the groups; where that only says that nothing was left, that of what was left out."""
     reason, words = _commonest(groups, "groups")
-    beneath = {_ALL_EXCLUDED: (members, "their excluded members"), _NO_TOKENS: (calls, "their masked calls")}
+    beneath = {ALL_EXCLUDED: (members, "their excluded members"), NO_TOKENS: (calls, "their masked calls")}
     counts, of = beneath.get(reason, (Counter[str](), ""))
     if counts:
         reason, finer = _commonest(counts, of)

@@ -56,6 +56,7 @@ from .broker import open_broker as _opened
 from .meant import counted, meant
 from .regrade import check_grader, regrading
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
+from .trainable import why_nothing_trains
 from .vocabulary import check_vocabulary
 
 __all__ = ["check_function", "opened", "replayed_settings", "run_replay"]
@@ -123,8 +124,9 @@ def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir
     if request.only == "train" and run_dir.history is not None:
         with run_dir.lock():
             remember(remembered(request, source, settings, run_dir), source, settings, run_dir)
-            prepare_run(settings, run_dir.path)
-        return 0
+            into = Wiring(prepare_run(settings, run_dir.path))
+            with _broker_of(into):
+                return _say_untrained(into, show)
     with opened(source, show.say) as of_source:
         if request.dry_run is None:
             return _write(request, of_source, settings, run_dir, show)
@@ -165,7 +167,15 @@ def _write(request: ReplayRequest, source: Wiring, settings: RunSettings, run_di
                 remember(request, source.run_dir, settings, run_dir, is_folded=True)
             if status == 0 and request.mode is not None:
                 _write_history(request.mode, source, into)
+                status = 0 if request.only == "streams" else _say_untrained(into, show)
     return status
+
+
+def _say_untrained(into: Wiring, show: Show) -> int:
+    """Before a trainer starts, which would publish its start model as version 0. Returns the exit status."""
+    if why := why_nothing_trains(into):
+        show.say(why)
+    return int(bool(why))
 
 
 @contextlib.contextmanager

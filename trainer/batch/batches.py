@@ -30,7 +30,7 @@ from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.records.training import Accounting, hash_batch
 
 from ..algorithm.recipe import Recipe
-from .groups import Group, GroupLimits, Verdict, judge, trained_versions
+from .groups import Group, GroupLimits, Verdict, judge, trained_versions, why_untrained
 from .selection import spread, unselected
 
 __all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
@@ -165,16 +165,12 @@ class OpenBatch:
 
 
 def _reason(verdict: Verdict, run: RunHash, version: int | None, max_staleness: int) -> str:
-    """Why the record's group trains nothing; "" when it does. Versions compare with those of their own run only."""
+    """Why the record's group trains nothing; "" when it does."""
     if verdict.group is None:
         return verdict.reason
-    if verdict.group.empty:
-        return verdict.group.empty
+    if (reason := why_untrained(verdict.group, run)) or version is None:
+        return reason
     versions = trained_versions(verdict.group)
-    if any(span.run != run for span in versions):
-        return "other_run"
-    if version is None:
-        return ""
     if any(span.version > version for span in versions):
         return "newer"
     return "stale" if any(span.version < version - max_staleness for span in versions) else ""

@@ -9,14 +9,28 @@ Invariant: bad bytes never raise. Where a malformed record still names its group
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.training import BELOW_BOUND
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, Turn, decode_group, group_id_of
 from tracegrad.schemas.records.versions import VersionSpan
 
-__all__ = ["CallKey", "Group", "GroupLimits", "Verdict", "judge", "token_versions", "trained_versions"]
+__all__ = [
+    "CallKey",
+    "Group",
+    "GroupLimits",
+    "Verdict",
+    "above",
+    "judge",
+    "token_versions",
+    "trained_versions",
+    "why_untrained",
+]
 
 CallKey = tuple[str, str]
 """(rollout id, call id)."""
@@ -172,3 +186,24 @@ def trained_versions(group: Group) -> list[VersionSpan]:
         for start, end, span in token_versions(turn)
         if row.loss_mask[start:end].any()
     ]
+
+
+def why_untrained(group: Group, run: RunHash) -> str:
+    """Why no step of a run trains it; "" where one may. Versions compare with those of their own run only."""
+    if group.empty:
+        return group.empty
+    return "other_run" if any(span.run != run for span in trained_versions(group)) else ""
+
+
+def above(group: Group, bound: float) -> Group:
+    """The group without the episodes whose final reward is below a bound, or that have none; they leave the
+    denominators too."""
+    members = tuple(
+        member
+        if member.excluded or (member.reward is not None and member.reward >= bound)
+        else msgspec.structs.replace(member, excluded=BELOW_BOUND)
+        for member in group.summary.members
+    )
+    kept = {member.rollout_id for member in members if not member.excluded}
+    rows = tuple(row for row in group.rows if row.rollout_id in kept)
+    return replace(group, summary=msgspec.structs.replace(group.summary, members=members), rows=rows)

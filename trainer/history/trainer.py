@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from tracegrad.schemas.beat import beat
@@ -32,14 +31,14 @@ from tracegrad.schemas.records.training import BELOW_BOUND, TrainingStep
 
 from ..algorithm.recipe import Recipe
 from ..batch.batches import Batch, OpenBatch
-from ..batch.groups import Group
+from ..batch.groups import above
 from ..config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from ..loop import Trainer
 from .compare import require_recipe
 from .config import History
 from .ess import described, ess
 
-__all__ = ["HistoryTrainer", "above"]
+__all__ = ["HistoryTrainer"]
 
 _UNKNOWN: Mapping[str, Any] = {"ratio_mean": 1.0, "ess": 1.0, "kl_sampler": 0.0, "entropy": None, "entropy_by_turn": {}}
 """Figures that are made of the sampler's logprobs, as they are told without any."""
@@ -142,17 +141,3 @@ class HistoryTrainer(Trainer):
         state = self._store.state
         left = math.ceil((self._history.end_offset - state.next_offset) / self._config.groups_per_step)
         return state.step, max(state.step, min(self._config.steps, state.step + left))
-
-
-def above(group: Group, bound: float) -> Group:
-    """The group without the episodes whose final reward is below a bound, or that have none; they leave the
-    denominators too."""
-    members = tuple(
-        member
-        if member.excluded or (member.reward is not None and member.reward >= bound)
-        else msgspec.structs.replace(member, excluded=BELOW_BOUND)
-        for member in group.summary.members
-    )
-    kept = {member.rollout_id for member in members if not member.excluded}
-    rows: Sequence[Any] = [row for row in group.rows if row.rollout_id in kept]
-    return replace(group, summary=msgspec.structs.replace(group.summary, members=members), rows=tuple(rows))

@@ -16,6 +16,7 @@ from tests.consumers.history.source_run import SourceRun
 from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation
+from tests.versions import sampled_by
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.pipeline import prepare_run
@@ -33,6 +34,7 @@ from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
 from tracegrad.streams.config import SelectConfig
 from tracegrad.trainer.config import AlgorithmConfig
+from tracegrad.trainer.history.config import ReplayConfig
 
 SETTINGS = RunSettings(
     run="test",
@@ -50,7 +52,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceRun, di
     for number in range(3):
         key = f"{number:x}e" * 16
         rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
-        source.live([*conversation((f"a{number}", True), key=key), rating], Random(number), pause_s=1.0)
+        calls = conversation((f"a{number}", True), key=key, versions=(sampled_by(3, run=run_dir.record.hash),))
+        source.live([*calls, rating], Random(number), pause_s=1.0)
     logs = {"test": source.past()}
     hold_in_memory(logs, monkeypatch)
     return source, logs
@@ -183,6 +186,39 @@ def test_what_was_folded_alone_is_trained_on_later_without_its_source(
     monkeypatch.setattr(history, "_opened", None)
     replayed(tmp_path, {**asked, "only": "train"}, policy=policy)
     assert trained == ["again"]
+
+
+@pytest.mark.parametrize("only", [None, "train"])
+def test_a_replay_with_nothing_to_train_says_why_and_starts_no_trainer(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str | None
+) -> None:
+    """Status 1, and no version: its start model would be published as one. Also where it was folded before."""
+    trained = []
+    monkeypatch.setattr(history, "supervise", lambda *_, **__: trained.append(1))
+    monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
+    named = {"policy": PolicyConfig(model="/somewhere"), "replay": ReplayConfig(bound=1.5)}
+    if only is not None:
+        assert replayed(tmp_path, {"mode": "filter", "only": "streams"}, **named)[0] == 0
+    status, told = replayed(tmp_path, {"mode": "filter", "only": only}, **named)
+    assert (status, trained) == (1, [])
+    assert told.lines[-1] == (
+        "nothing to train: 3 calls of policy in 3 episodes, none of them in the loss, so no version is published. 100% "
+        "of groups `all_members_excluded`, 100% of their excluded members `below_bound`: no final reward reaches "
+        "[replay] bound: lower it, --set replay.bound=0.5"
+    )
+    assert not any((tmp_path / "again" / "weights").glob("*"))
+
+
+def test_a_replay_whose_conversations_nobody_groups_says_so(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No group was made: what the episodes say is told."""
+    monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
+    policy = PolicyConfig(model="/somewhere")
+    select, feedback = SelectConfig(capture_all=True), SETTINGS.feedback
+    status, told = replayed(tmp_path, {"mode": "filter"}, policy=policy, select=select, feedback=feedback)
+    assert status == 1 and "3 calls of policy in 3 episodes" in told.lines[-1]
+    assert "captured conversations train with [select] train = true alone" in told.lines[-1]
 
 
 def test_a_replay_that_trained_says_what_next(

@@ -25,9 +25,8 @@ from tracegrad.schemas.metrics import GROUPS_EXCLUDED, REPLAY_STEP, REPLAY_STEPS
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.trainer import loop
-from tracegrad.trainer.batch.groups import Group
+from tracegrad.trainer.batch.groups import Group, above
 from tracegrad.trainer.history.config import History, ReplayConfig
-from tracegrad.trainer.history.trainer import above
 
 pytestmark = pytest.mark.torch
 
