@@ -119,6 +119,12 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     max_closed_ids: Count = 1_000_000
     """Closed ids remembered per worker; beyond it the oldest are forgotten, counted. About 120 bytes each."""
 
+    @property
+    def least_idle_s(self) -> float:
+        """The shortest silence that closes an episode of anybody's agent."""
+        own = (service.idle_s for service in self.services.values())
+        return min([self.idle_s, *(idle_s for idle_s in own if idle_s is not None)])
+
 
 class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the folds decide by: four sections, and whose episodes and rewards are the run's."""

@@ -145,6 +145,7 @@ class Wiring:
             upstreams=tuple(upstream(one, environ) for one in self.settings.upstream),
             trains_captured=self.settings.select.train,
             samples_as_asked=self.settings.select.sampling == "asked",
+            pause_s=self.settings.streams.least_idle_s / 4,
         )
 
     def feedback(self) -> tuple[FeedbackConfig, FeedbackHandles]:

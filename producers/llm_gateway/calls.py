@@ -61,8 +61,6 @@ from .splice import (
 
 __all__ = ["CallServer"]
 
-_PAUSE_S = 2.5
-"""Of a captured conversation, after which its episode may have closed: a quarter of `[streams] idle_s`."""
 _WHOLE_EVERY_S = 300.0
 """What an episode that a deadline cuts may lose at its beginning."""
 
@@ -133,7 +131,7 @@ class CallServer:
         answer = finish(drawn.parsed, generation, request, call_id, caller.key)
         events = tuple(events_of(answer, drawn.begins, drawn.parsed.logprobs, generation.stop, live.said))
         if is_recorded:
-            parent = _parent(prompt, session, time.monotonic())
+            parent = _parent(prompt, session, time.monotonic(), self._parts.handles.pause_s)
             record = self._record(session, caller, request, drawn, answer, parent)
             asked = conversation_digest(splice_context(request), request.messages)
             if session.purpose is not Purpose.UNKNOWN:
@@ -284,7 +282,7 @@ class CallServer:
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 
-def _parent(prompt: Prompt, session: Session, now_s: float) -> EarlierCall | None:
+def _parent(prompt: Prompt, session: Session, now_s: float, pause_s: float) -> EarlierCall | None:
     """The call to which the record's prompt is a difference.
 
     A captured conversation's episode closes by silence, or at a deadline, which the gateway does not see, and the next
@@ -294,5 +292,5 @@ def _parent(prompt: Prompt, session: Session, now_s: float) -> EarlierCall | Non
     parent = prompt.parent
     if parent is None or session.purpose is not Purpose.UNKNOWN:
         return parent
-    is_near = now_s - parent.recorded_s < _PAUSE_S and now_s - parent.whole_s < _WHOLE_EVERY_S
+    is_near = now_s - parent.recorded_s < pause_s and now_s - parent.whole_s < _WHOLE_EVERY_S
     return parent if is_near else None

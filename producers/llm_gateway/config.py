@@ -177,5 +177,8 @@ class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     """The run trains on captured calls: they are sampled as an attempt's, by versions that are known."""
     samples_as_asked: bool = False
     """Of such a run: by versions that are known, yet as the agent asks."""
+    pause_s: float = 2.5
+    """Of a captured conversation, after which its episode may have closed: a quarter of the least silence that closes
+    one (`[streams] idle_s`)."""
     fd: int | None = None
     """A socket that listens there already, held by the supervisor; None: the gateway binds one."""

@@ -36,7 +36,7 @@ from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.metrics import UNVERIFIED, Metrics
 from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
-from tracegrad.streams.config import SelectConfig, StreamsConfig
+from tracegrad.streams.config import SelectConfig, ServiceConfig, StreamsConfig
 from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig
 
 SETTINGS = RunSettings(
@@ -321,6 +321,24 @@ def test_each_room_gets_its_own_record(tmp_path: Path) -> None:
     assert {llm.engines[0].token, sync.engine_token, wiring.engine().token} == {token}
     assert sync.weight_root == str(wiring.run_dir.weights)
     assert wiring.otlp().port != llm.port
+
+
+@pytest.mark.parametrize(
+    ("streams", "pause_s"),
+    [
+        (StreamsConfig(), 2.5),
+        (StreamsConfig(idle_s=1.0), 0.25),
+        (StreamsConfig(services={"web": ServiceConfig(idle_s=4.0), "batch": ServiceConfig(deadline_s=1.0)}), 1.0),
+        (StreamsConfig(idle_s=2.0, services={"web": ServiceConfig(idle_s=60.0)}), 0.5),
+    ],
+    ids=["default", "short", "short-service", "long-service"],
+)
+def test_the_gateway_knows_the_silence_that_closes_an_episode(
+    tmp_path: Path, streams: StreamsConfig, pause_s: float
+) -> None:
+    """A quarter of the least of anybody: the next record rests on no prompt that another episode may hold."""
+    settings = msgspec.structs.replace(SETTINGS, streams=streams)
+    assert Wiring(prepare_run(settings, tmp_path)).llm({}).pause_s == pause_s
 
 
 @pytest.mark.parametrize(("ordinal", "is_refused"), [(0, True), (1, False)])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fake_engine.scripted import Reply, tool_call_text
 from tests.producers.keys import RUN_HASH, bearer
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOPICS, Rig, full_prompt, rig, until
-from tracegrad.producers.llm_gateway import calls
 from tracegrad.producers.llm_gateway.leaves import Leaf, Leaves, Said
 from tracegrad.producers.llm_gateway.nested import Nesting
 from tracegrad.producers.llm_gateway.sessions import Session
@@ -87,12 +87,13 @@ async def test_traces_of_one_conversation_are_spliced() -> None:
         assert [one.trace_id, two.trace_id] == [TRACE, OTHER_TRACE]
 
 
-async def test_after_a_pause_a_record_holds_its_whole_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_pause_a_record_holds_its_whole_prompt() -> None:
     """Its episode may have closed, and the next one could not rebuild it; what was sampled stands in it still."""
     async with rig() as r:
         messages: list[Any] = [*ASK]
         for i, pause_s in enumerate((1e9, 0.0, 1e9)):
-            monkeypatch.setattr(calls, "_PAUSE_S", pause_s)
+            parts = r.gateway.parts
+            parts.handles = msgspec.structs.replace(parts.handles, pause_s=pause_s)
             messages += [await ask(r, messages, {"x-conversation-id": "c"}, reply=Reply(f"answer {i}")), GO_ON]
         one, two, three = r.calls()
         assert [call.splice.kind for call in (one, two, three)] == ["first", "extended", "extended"]
