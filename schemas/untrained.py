@@ -26,7 +26,8 @@ __all__ = [
 
 IN_A_ROW = 3
 """Steps without a trained token, or so many steps' closed groups: one batch may be odd."""
-ALL_EXCLUDED, NO_TOKENS = "all_members_excluded", "no_tokens"
+ALL_EXCLUDED = "all_members_excluded"
+NO_TOKENS = "no_tokens"
 _RATING = "a broken grader gives such rewards too: look at `tracegrad episodes`"
 _LOST = "the client that hung up, or the gateway's log, says why"
 REMEDIES: Mapping[str, str] = {
