@@ -47,8 +47,6 @@ class Comparison(NamedTuple):
     """By A and by B: `air:<name> <agent>` -> the sum."""
     most: tuple[tuple[str, float], ...]
     """(episode, the greatest change of a call's return), greatest first."""
-    spreads: tuple[tuple[float, float], ...]
-    """Of each group, by A and by B, in the order of their ids: the standard deviation of its rollouts' mean returns."""
 
 
 def compare(episodes: Iterable[Episode], a: Side, b: Side) -> Comparison:
@@ -76,7 +74,7 @@ class _Found:
         self._sides = (a, b)
         self._returns = (array("d"), array("d"))
         self._paid: tuple[Paid, Paid] = (defaultdict(Counter), defaultdict(Counter))
-        self._spreads: dict[str, tuple[float, float]] = {}
+        self._groups: set[str] = set()
         self._differ: tuple[set[str], set[str]] = (set(), set())
         self._changes: list[tuple[str, float]] = []
 
@@ -88,7 +86,7 @@ class _Found:
         for differ, of_side in zip(self._differ, means, strict=True):
             if len(set(of_side)) > 1:
                 differ.add(group_id)
-        self._spreads[group_id] = (_deviation(means[0]), _deviation(means[1]))
+        self._groups.add(group_id)
         for all_returns, of_members in zip(self._returns, found, strict=True):
             all_returns.extend(value for own in of_members for value in own)
         for episode, before, after in zip(members, *found, strict=True):
@@ -100,14 +98,13 @@ class _Found:
         """Of all."""
         by_a, by_b = self._differ
         return Comparison(
-            num_groups=len(self._spreads),
+            num_groups=len(self._groups),
             num_calls=len(self._returns[0]),
             gained=tuple(sorted(by_b - by_a)),
             lost=tuple(sorted(by_a - by_b)),
             rank_correlation=_correlation(_ranks(self._returns[0]), _ranks(self._returns[1])),
             paid=(_summed(self._paid[0]), _summed(self._paid[1])),
             most=tuple(one for one in self._changes if one[1]),
-            spreads=tuple(self._spreads[group_id] for group_id in sorted(self._spreads)),
         )
 
 
@@ -123,13 +120,6 @@ def _returns(members: Sequence[Episode], side: Side, paid: Paid) -> list[list[fl
 
 def _summed(paid: Paid) -> dict[str, float]:
     return {name: math.fsum(value * num for value, num in paid[name].items()) for name in sorted(paid)}
-
-
-def _deviation(values: Sequence[float]) -> float:
-    if len(set(values)) == 1:
-        return 0.0  # not what rounding leaves of it
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

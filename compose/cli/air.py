@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -15,7 +15,6 @@ from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.text import one_line
 
-from ..files import write_atomically
 from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, answering, echo, find_run, load_settings
 from .replay import From, Source, To, meant_history
@@ -92,23 +91,18 @@ def compare_rules(
     from_: From = "earliest",
     to: To = None,
     kafka: Source = None,
-    figure: Annotated[
-        Path | None, typer.Option("--figure", help="Draw it too: a file .svg or .png.", show_default=False)
-    ] = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what B's rules and credit would have made of a run's training episodes, against A's; nothing is sampled.
 
-    Example: tracegrad air compare now.toml other.toml --from run:mine --figure other.svg
+    Example: tracegrad air compare now.toml other.toml --from run:mine
     """
-    from tracegrad.consumers.views.compare_chart import Compared, draw_comparison
     from tracegrad.streams.assemble.air.rewarder import Rewarder
     from tracegrad.streams.compare import Side, compare
 
     from ..history.episodes import episodes_of
 
-    form = _form(figure)
     meant = meant_history(from_, to, kafka, runs_dir)
     sides = []
     for file in (a, b):
@@ -123,28 +117,11 @@ def compare_rules(
             f"expected groups of training episodes in run {meant.source.record.name}, got none; captured "
             "conversations, each a group of its own, have no spread to compare"
         )
-    if figure is not None:
-        drawn = Compared((a.name, b.name), found.spreads, found.paid, found.most, found.rank_correlation)
-        write_atomically(figure.resolve(), draw_comparison(drawn, form))
     if as_json:
-        told = {name: value for name, value in found._asdict().items() if name != "spreads"}
-        echo(msgspec.json.encode(told).decode())
+        echo(msgspec.json.encode(found._asdict()).decode())
         return
     for line in _compared(found):
         echo(one_line(line))
-    if figure is not None:
-        echo(f"drawn: {figure}")
-
-
-def _form(figure: Path | None) -> Literal["svg", "png"]:
-    """By the file's name. Raises ConfigurationError, before anything is read."""
-    if figure is None:
-        return "svg"
-    if figure.suffix not in (".svg", ".png"):
-        raise ConfigurationError(f"--figure: expected a file .svg or .png, got {figure}")
-    if not figure.resolve().parent.is_dir():
-        raise ConfigurationError(f"--figure: expected a file in a folder that is there, got {figure}; make the folder")
-    return "svg" if figure.suffix == ".svg" else "png"
 
 
 def _compared(found: Comparison) -> Iterator[str]:

@@ -21,10 +21,10 @@ from .results import Results
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["STYLE", "draw", "running_mean"]
+__all__ = ["draw", "running_mean"]
 
 _RED, _GREEN, _GREY = "#c1552b", "#2f8f5b", "#4a4a4a"
-STYLE: Any = {
+_STYLE: Any = {
     # Text stays text, so that it can be searched; ids are made of the salt, so that equal numbers give equal bytes.
     "svg.fonttype": "none",
     "svg.hashsalt": "tracegrad",
@@ -69,7 +69,7 @@ def draw(results: Results) -> str:
 
     panels = _panels(results)
     window = max(3, round(results.steps / 12))
-    with rc_context(STYLE):
+    with rc_context(_STYLE):
         figure = Figure(figsize=(8.0, 0.6 + 2.1 * len(panels)), layout="constrained")
         figure.suptitle(f"run {results.run}: {results.steps} steps (lines: mean of the last {window})")
         rewards, shares, *_, staleness = drawn = list(figure.subplots(len(panels), 1, sharex=True))

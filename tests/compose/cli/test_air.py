@@ -82,21 +82,17 @@ def test_an_agents_name_begins_no_line_of_its_own(
     assert r"B pays: air:ok a\nb +1" in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.slow
-def test_the_same_as_json_and_as_a_picture(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file alone has each group's spread."""
-    compared(runs, as_json=True, figure=runs / "drawn.svg")
+def test_the_same_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For scripts."""
+    compared(runs, as_json=True)
     told = msgspec.json.decode(capsys.readouterr().out)
     assert (told["gained"], told["lost"], told["num_calls"]) == (["flat"], ["told"], 4)
     assert told["paid"] == [{}, {"air:ok a": 1.0}]
-    assert "gained: B alone: 1" in (runs / "drawn.svg").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"figure": Path("x.pdf")}, r"--figure: expected a file \.svg or \.png, got x\.pdf"),
-        ({"figure": Path("no/such/x.svg")}, r"--figure: expected a file in a folder that is there, got no/such/x\.svg"),
         ({"from_": "run:other"}, "expected a run folder"),
         ({"from_": "run:mine", "kafka": Path("x")}, "leave one of them out"),
         ({"from_": "PT1H", "to": "PT2H"}, "expected --to to be later"),
@@ -111,11 +107,10 @@ def test_what_cannot_be_is_refused(runs: Path, options: dict[str, Any], message:
 
 
 def test_a_run_without_training_episodes_is_said(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that trains on captured conversations; no empty picture is drawn."""
+    """As one that trains on captured conversations."""
     monkeypatch.setattr(episodes, "episodes_of", lambda *_: iter(()))
     with pytest.raises(ConfigurationError, match="expected groups of training episodes in run mine, got none"):
-        compared(runs, figure=runs / "drawn.svg")
-    assert not (runs / "drawn.svg").exists()
+        compared(runs)
 
 
 def test_of_a_replay_no_part_can_be_named(runs: Path) -> None:
