@@ -28,7 +28,6 @@ from tracegrad.schemas.metrics import (
     CALLS_NOT_REMEMBERED,
     CALLS_TOO_LARGE,
     CALLS_UNFORCED,
-    SPLICES,
 )
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
@@ -57,6 +56,7 @@ from .splice import (
     build_prompt,
     conversation_digest,
     splice_context,
+    tell,
 )
 
 __all__ = ["CallServer"]
@@ -199,7 +199,7 @@ class CallServer:
             prompt, grammar = await written_prompt(renderer, session.history, request.prompts[0], waits), None
         else:
             prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
-        metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
+        tell(prompt, metrics)
         handles = self._parts.handles
         purpose = sampled_as(session.purpose, trains_captured=handles.trains_captured)
         if grammar is not None and purpose is not Purpose.UNKNOWN and not asks_grammar(request):

@@ -14,6 +14,7 @@ Failure: the renderer's.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -25,13 +26,15 @@ import numpy as np
 
 from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.ids import CallId
+from tracegrad.schemas.metrics import PROMPT_NOTES, SPLICES, Metrics
 from tracegrad.schemas.records.calls import SpliceOutcome
 from tracegrad.schemas.records.tokens import Ids
 
 from .api.chat_request import ChatRequest, Message, OtherPart, TextPart, ToolUse
 from .engines.client import Waits
 from .render.answer_end import Ending, EndOfMessage, Rest, rest_after, rest_after_changed
-from .render.engine_render import Renderer, engine_fields
+from .render.engine_render import Rendered, Renderer, engine_fields
+from .render.normalise import normalised, odd_results
 
 __all__ = [
     "EarlierCall",
@@ -45,6 +48,7 @@ __all__ = [
     "last_said",
     "splice",
     "splice_context",
+    "tell",
     "whole",
 ]
 
@@ -95,6 +99,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     parent: EarlierCall | None
     shared_tokens: int
     outcome: SpliceOutcome
+    notes: tuple[str, ...] = ()
+    """What was done to its messages for the template, and what is odd about them (render/normalise.py)."""
 
 
 class SpliceHistory:
@@ -286,23 +292,36 @@ async def build_prompt(
 ) -> tuple[Prompt, Any]:
     """The prompt of a request with the stored ids spliced in, and the grammar it asks for."""
     match = history.match(splice_context(request), request.messages)
+
+    async def rendered(num_messages: int | None = None) -> tuple[Rendered, tuple[str, ...]]:
+        part = msgspec.structs.replace(request, messages=request.messages[:num_messages])
+        messages, done = await normalised(part, ends.refused, renderer, waits)
+        part = msgspec.structs.replace(part, messages=messages)
+        return await renderer.ids(part, waits, to_generate=num_messages is None), done
+
     if match.call is None:
-        rendered = await renderer.ids(request, waits)
-        return whole(rendered.ids, match.outcome), rendered.grammar
+        full, done = await rendered()
+        prompt = whole(full.ids, match.outcome)
+    else:
+        sampled = match.call.sampled_ids[-1:].tolist()
+        ending = Ending(await ends.find(renderer, waits), sampled[0] if sampled else None, ends.terminals)
+        in_full, up_to = asyncio.ensure_future(rendered()), asyncio.ensure_future(rendered(match.position + 1))
+        await asyncio.wait({in_full, up_to})
+        full, done = in_full.result()
+        try:
+            start = up_to.result()[0].ids
+            rest = rest_after(start, full.ids, ending)
+            if rest is None:
+                rest = rest_after_changed((await rendered(match.position))[0].ids, start, full.ids, ending)
+        except EngineRefusal:
+            # A template that refuses a part of what it renders as a whole.
+            rest = Rest(reason="part_refused")
+        prompt = splice(match, full.ids, rest)
+    return msgspec.structs.replace(prompt, notes=(*done, *odd_results(request.messages))), full.grammar
 
-    async def first(num_messages: int) -> list[int]:
-        start = msgspec.structs.replace(request, messages=request.messages[:num_messages])
-        return (await renderer.ids(start, waits, to_generate=False)).ids
 
-    sampled = match.call.sampled_ids[-1:].tolist()
-    ending = Ending(await ends.find(renderer, waits), sampled[0] if sampled else None, ends.terminals)
-    full = await renderer.ids(request, waits)
-    try:
-        up_to = await first(match.position + 1)
-        rest = rest_after(up_to, full.ids, ending)
-        if rest is None:
-            rest = rest_after_changed(await first(match.position), up_to, full.ids, ending)
-    except EngineRefusal:
-        # A template that refuses a part of what it renders as a whole.
-        rest = Rest(reason="part_refused")
-    return splice(match, full.ids, rest), full.grammar
+def tell(prompt: Prompt, metrics: Metrics) -> None:
+    """Counts how a prompt came about."""
+    metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
+    for note in prompt.notes:
+        metrics.add(PROMPT_NOTES, note)

@@ -90,6 +90,7 @@ __all__ = [
     "PAUSED",
     "PROCESSES_RUNNING",
     "PROCESS_RESTARTS",
+    "PROMPT_NOTES",
     "PROPOSALS",
     "PROPOSALS_VOID",
     "READY",
@@ -231,6 +232,12 @@ ATTEMPTS_REBUILT = Counter("attempts_rebuilt", "Attempts of a gateway that was r
 ATTEMPTS_NOT_REBUILT = Counter("attempts_not_rebuilt", "Likewise, those that could not be.", ("reason",))
 ATTEMPTS_BEGUN_ELSEWHERE = Counter("attempts_begun_elsewhere", "Requests of attempts that did not begin here.")
 SPLICES = Counter("splices", "Prompts by how they go on from the call before.", ("kind", "reason"))
+PROMPT_NOTES = Counter(
+    "prompt_notes",
+    "Prompts whose messages were made such as the template takes, by what it refuses; and tools' results that are "
+    "missing or doubled.",
+    ("note",),
+)
 CALLS_NOT_REMEMBERED = Counter("calls_not_remembered", "Calls for whose splice the memory had no room.")
 SESSIONS_FORGOTTEN = Counter("sessions_forgotten", "Attempts and traces that were forgotten.", ("state", "why"))
 GENERATIONS_REFUSED = Counter("generations_refused", "Answers of an engine that cannot be used.")

@@ -122,6 +122,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The answer that the agent names as the one before; its conversation is part of `messages`."""
     num_led: int = 0
     """How many of the first messages a request that continues this one does not inherit: each says its own."""
+    joins_users: bool = False
+    """By its API users' messages in a row are one turn; where the template refuses them they are written as one."""
     is_kept: bool = False
     """Later requests may continue its answer by naming it."""
     sampling_asked: dict[str, Any] = {}

@@ -7,6 +7,7 @@ what was got and where.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -104,7 +105,20 @@ def with_whole_answers(request: ChatRequest) -> ChatRequest:
         elif message.role != "tool":
             calling = None
         rows.append(message)
-    return msgspec.structs.replace(request, messages=tuple(rows))
+    return msgspec.structs.replace(request, messages=tuple(_in_order_of_calls(rows)))
+
+
+def _in_order_of_calls(rows: list[Message]) -> list[Message]:
+    """With each answer's results in the order of its calls, for many templates write them without ids. Some clients
+    send them as the tools end. Results that are doubled, or nobody's, stay where they are, as in the engine's prompt.
+    """
+    for at, turn in enumerate(rows):
+        order = {call.id: place for place, call in enumerate(turn.tool_calls)}
+        results = list(itertools.takewhile(lambda row: row.role == "tool", rows[at + 1 :])) if len(order) > 1 else []
+        ids = {result.tool_call_id or "" for result in results}
+        if len(ids) == len(results) and ids <= order.keys():
+            rows[at + 1 : at + 1 + len(results)] = sorted(results, key=lambda row: order[row.tool_call_id or ""])
+    return rows
 
 
 def _goes_on(turn: Message, message: Message) -> bool:

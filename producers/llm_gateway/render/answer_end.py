@@ -25,6 +25,7 @@ from tracegrad.schemas.errors import EngineRefusal
 from ..api.chat_request import ChatRequest, Message
 from ..engines.client import Waits
 from .engine_render import Renderer
+from .normalise import Refused
 
 __all__ = ["EndOfMessage", "Ending", "Rest", "end_of_message", "rest_after", "rest_after_changed"]
 
@@ -129,6 +130,8 @@ class EndOfMessage:
 
     def __init__(self) -> None:
         self._found: tuple[int, ...] | None = None
+        self.refused = Refused()
+        """What else rendering has told of the template."""
         self.terminals: list[int] = []
         """Tokens that ended sampled answers, the last few."""
 

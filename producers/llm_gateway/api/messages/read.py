@@ -160,6 +160,7 @@ def _request(body: dict[str, Any], asked: _Asked, **fields: Any) -> ChatRequest:
         extra["response_format"] = {"type": "json_schema", "json_schema": schema}
     return ChatRequest(
         messages=tuple(messages),
+        joins_users=True,
         model=asked.model,
         tools=tuple(map(_tool, asked.tools or ())) or None,
         tool_choice=None if choice is None else _tool_choice(choice),
