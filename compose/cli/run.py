@@ -223,7 +223,8 @@ def serve(
 def variables(wiring: Wiring) -> dict[str, str]:
     """What an agent that we do not start is given."""
     agent = wiring.settings.agent
-    return agent_environment(wiring.runner(), agent.service if agent else "agent") | without_proxy(os.environ)
+    service = agent.service if agent else "agent"
+    return agent_environment(wiring.runner(), service, own=os.environ) | without_proxy(os.environ)
 
 
 def feedback_variables(wiring: Wiring) -> dict[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -35,6 +36,12 @@ _ANTHROPIC = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 UNDER_RUNNER = "TRACEGRAD_RUNNER"
 """Set for agents that a runner starts: whose spans are counted, so that they go to its gateway alone."""
+_ANY_COUNT = "OTEL_ATTRIBUTE_COUNT_LIMIT"
+_COUNTS = ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_LOGRECORD_ATTRIBUTE_COUNT_LIMIT")
+_MANY = "4096"
+"""SDKs keep the last 128 attributes of a span: of a long conversation, which instrumentations write an attribute a
+message, what the span is, said first, would be lost. The gateway's bounds on bytes are unchanged."""
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _PASSED_ON = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR"),
@@ -43,6 +50,7 @@ _PASSED_ON = frozenset(
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "no_proxy", "NO_PROXY"),
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
         *("DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY", "OTEL_RESOURCE_ATTRIBUTES"),
+        *(_ANY_COUNT, *_COUNTS),
     }
 )
 """How to find programs, words, times, certificates, and how many threads to start. A list of what is let through, as
@@ -57,9 +65,15 @@ def inherited(environ: Mapping[str, str], also: Collection[str] = ()) -> dict[st
 
 
 def agent_environment(
-    handles: RunnerHandles, service: str, *, holder: Holder | None = None, path: str = ""
+    handles: RunnerHandles,
+    service: str,
+    *,
+    holder: Holder | None = None,
+    path: str = "",
+    own: Mapping[str, str] = _NOTHING,
 ) -> dict[str, str]:
-    """What any agent is given; `holder` is one that a runner starts, `path` its rollout's at the gateway.
+    """What any agent is given; `holder` is one that a runner starts, `path` its rollout's at the gateway, `own` what it
+    has besides, whose limits on attributes stand.
 
     The export time-out is not among it: OTEL_EXPORTER_OTLP_TIMEOUT is seconds to Python's SDK and milliseconds to the
     others', and every SDK's own default is 10 s.
@@ -82,6 +96,7 @@ def agent_environment(
         # The SDK's defaults lose spans silently when a burst meets a slow gateway (a queue of 2048, sent each 5 s).
         "OTEL_BSP_MAX_QUEUE_SIZE": "32768",
         "OTEL_BSP_SCHEDULE_DELAY": "500",
+        **{name: own.get(name, _MANY) for name in _COUNTS if name in own or _ANY_COUNT not in own},
     }
     if shown is not None:
         variables[UNDER_RUNNER] = "1"
@@ -96,14 +111,17 @@ def host_environment(
     agent: AgentConfig, handles: RunnerHandles, environ: Mapping[str, str], *, holder: Holder
 ) -> dict[str, str]:
     """The environment of an agent host, which is Python; identity travels by `traceparent`, so none is named in it."""
-    given = _given(agent, handles, holder)
+    given = _given(agent, handles, environ, holder)
     timeout = {"OTEL_EXPORTER_OTLP_TIMEOUT": f"{agent.flush_timeout_s:g}"}
     return {**inherited(environ, agent.pass_env), **given, **timeout, **agent.env, **_shown(given, agent)}
 
 
-def _given(agent: AgentConfig, handles: RunnerHandles, holder: Holder, path: str = "") -> dict[str, str]:
+def _given(
+    agent: AgentConfig, handles: RunnerHandles, environ: Mapping[str, str], holder: Holder, path: str = ""
+) -> dict[str, str]:
     """As `agent_environment`; an agent with an Anthropic account of its own (a judge, a tool) keeps it whole."""
-    given = agent_environment(handles, agent.service, holder=holder, path=path)
+    own = {**inherited(environ, agent.pass_env), **agent.env}
+    given = agent_environment(handles, agent.service, holder=holder, path=path, own=own)
     has_own = not {*agent.env, *agent.pass_env}.isdisjoint(_ANTHROPIC)
     return {name: value for name, value in given.items() if not has_own or name not in _ANTHROPIC}
 
@@ -173,7 +191,7 @@ def command_environment(
     identity = f"{ROLLOUT_ID}={rollout},{ATTEMPT_ID}={attempt}"
     attributes = agent.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
     path = f"/rollout/{rollout}/attempt/{attempt}"
-    given = _given(agent, handles, attempt_holder(rollout, attempt), path)
+    given = _given(agent, handles, environ, attempt_holder(rollout, attempt), path)
     return {
         **inherited(environ, agent.pass_env),
         **given,

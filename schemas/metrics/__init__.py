@@ -24,6 +24,7 @@ __all__ = [
     "ATTEMPTS_ENDED",
     "ATTEMPTS_NOT_REBUILT",
     "ATTEMPTS_REBUILT",
+    "ATTRIBUTES_DROPPED",
     "CALLS",
     "CALLS_CAPTURED",
     "CALLS_FAILED",
@@ -160,6 +161,12 @@ CALLS_UNPROVED = Counter(
 CONTEXT_CALLS = Counter("context_calls", "Calls that other models answered: context, which trains nothing.")
 NOT_SELECTED = Counter("items_not_selected", "Raw items of other runs.", ("kind",))
 OF_EVALUATORS = Counter("evaluator_items", "Spans and log records by the reward token: of no episode.", ("kind",))
+ATTRIBUTES_DROPPED = Counter(
+    "attributes_dropped",
+    "Attributes of spans and log records that their SDK left out, by OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and its like.",
+    ("kind",),
+    terminal="attributes dropped",
+)
 LINKS = Counter("links", "Captured traces that name another key, by what came of it.", ("outcome",))
 SESSIONS_IGNORED = Counter("sessions_ignored", "Spans whose `session.id` has too many open traces.")
 FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))

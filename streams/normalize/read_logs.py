@@ -21,7 +21,7 @@ from tracegrad.schemas.attributes import (
     GEN_AI_RESPONSE_ID,
 )
 from tracegrad.schemas.ids import canonical_call
-from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.metrics import ATTRIBUTES_DROPPED, Metrics
 from tracegrad.schemas.otlp.signal import LOGS
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of, plain
 from tracegrad.schemas.records.facts import LogFact
@@ -62,6 +62,8 @@ class LogReader:
     def _read_record(self, record: LogRecord, source: Source, scan: Scan) -> None:
         if len(record.trace_id) != 16 or len(record.span_id) != 8 or not any(record.span_id):
             return
+        if record.dropped_attributes_count:
+            self._metrics.add(ATTRIBUTES_DROPPED, "logs", num=record.dropped_attributes_count)
         attributes = attributes_of(record.attributes, _KEYS)
         name = record.event_name or str(attributes.get(_EVENT_NAME, ""))
         told = _told(name, attributes, record) if name.startswith(_PREFIX) and name != _EVALUATION else {}

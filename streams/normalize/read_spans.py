@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tracegrad.schemas.attributes import CONVERSATION_KEYS, COUNTED_SPAN, ERROR_TYPE, SERVICE_NAME
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.metrics import ATTRIBUTES_DROPPED, Metrics
 from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS
 from tracegrad.schemas.otlp.signal import TRACES
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
@@ -104,6 +104,8 @@ class SpanReader:
             raise RecordError(f"expected a trace id of 16 bytes, got {len(trace_id)}", reason="bad_trace_id")
         if len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
             raise RecordError(f"expected a span id of 8 bytes, got {len(span.span_id)}", reason="bad_span_id")
+        if span.dropped_attributes_count:
+            self._metrics.add(ATTRIBUTES_DROPPED, "spans", num=span.dropped_attributes_count)
         attributes = attributes_of(span.attributes, _SPAN_KEYS)
         place = scan.place(trace_id, attributes, source)
         if place is not None:

@@ -17,6 +17,7 @@ DAYS: dict[str, dict[Metric, str]] = {
         ),
         m.PROPOSALS_VOID: "streams/assemble/test_silence.py::test_silence_that_was_none_is_void",
         m.LINKS: "streams/assemble/test_links.py::test_an_id_that_no_call_bears_joins_nothing",
+        m.ATTRIBUTES_DROPPED: ("streams/normalize/test_scan.py::test_attributes_that_an_sdk_left_out_are_counted"),
         m.SESSIONS_IGNORED: (
             "streams/assemble/test_links.py::test_a_session_id_with_many_open_traces_is_no_conversation"
         ),

@@ -74,3 +74,31 @@ def test_a_credential_stands_in_the_place_of_both_tokens() -> None:
     env = agent_environment(plain, "agent")
     assert env["OPENAI_API_KEY"] == "tracegrad"
     assert "OTEL_EXPORTER_OTLP_HEADERS" not in env
+
+
+ROOM = {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "4096", "OTEL_LOGRECORD_ATTRIBUTE_COUNT_LIMIT": "4096"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "env", "expected"),
+    [
+        ({}, {}, ROOM),
+        ({"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "64"}, {}, {**ROOM, "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "64"}),
+        ({}, {"OTEL_LOGRECORD_ATTRIBUTE_COUNT_LIMIT": "9"}, {**ROOM, "OTEL_LOGRECORD_ATTRIBUTE_COUNT_LIMIT": "9"}),
+        ({"OTEL_ATTRIBUTE_COUNT_LIMIT": "64"}, {}, {"OTEL_ATTRIBUTE_COUNT_LIMIT": "64"}),
+    ],
+    ids=["none", "inherited", "of-the-settings", "of-everything"],
+)
+def test_an_agents_spans_have_room_for_a_long_conversation(
+    environ: dict[str, str], env: dict[str, str], expected: dict[str, str]
+) -> None:
+    """SDKs keep the last 128 attributes, and what a span is was said first; a limit that somebody set stands."""
+    agent = AgentConfig(command=("x",), env=env)
+    handles = RunnerHandles(run_hash=RUN_HASH, key=KEY, llm_url="http://gw", otlp_endpoint="http://otlp", log_dir="/l")
+    rollout = {"rollout": "ab12cd34" + "0" * 20, "attempt": "0a0b", "span": "f" * 16}
+    for found in (
+        host_environment(agent, handles, environ, holder=HOST),
+        command_environment(agent, handles, environ, **rollout),
+        environ | agent_environment(handles, "agent", own=environ | env),
+    ):
+        assert {name: value for name, value in found.items() if "COUNT_LIMIT" in name} == expected

@@ -12,7 +12,7 @@ from tests.streams.make import RUN_HASH, TOPICS, config, otlp, pairs, rollout, s
 from tests.streams.normalize.test_normalize import CAPTURED, FOREIGN, OWN, R1, facts, fold, reason
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.credentials import feedback_holder
-from tracegrad.schemas.metrics import NOT_SELECTED, OF_EVALUATORS
+from tracegrad.schemas.metrics import ATTRIBUTES_DROPPED, NOT_SELECTED, OF_EVALUATORS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.facts import LogFact, SpanFact
 from tracegrad.schemas.topics import Topic
@@ -93,3 +93,12 @@ def test_an_evaluation_tells_nothing_of_the_span_that_it_stands_in() -> None:
         record.attributes.extend(pairs({"gen_ai.response.id": "chatcmpl-1"}))
     (output,) = fold(Normalize(config(), TOPICS), Topic.OTLP_LOGS, request.SerializeToString()).outputs
     assert [fact.span_id for fact in facts(output).facts if isinstance(fact, LogFact)] == ["02" * 8]
+
+
+def test_attributes_that_an_sdk_left_out_are_counted() -> None:
+    """Of spans that nobody reads, too: what they are may be among what is lost."""
+    normalize = Normalize(config(), TOPICS)
+    spans = [span("ab" * 16, number, "POST") for number in (1, 2)]
+    spans[1].dropped_attributes_count = 72
+    fold(normalize, Topic.OTLP_SPANS, otlp(*spans))
+    assert normalize.metrics.value(ATTRIBUTES_DROPPED, "spans") == 72
