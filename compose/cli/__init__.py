@@ -25,7 +25,7 @@ from .chat import chat
 from .common import echo
 from .page import page
 from .recipes import recipes
-from .replay import WithDryRun, regrade, replay
+from .replay import HistoryCommand, replay
 
 __all__ = ["app", "main"]
 
@@ -40,11 +40,12 @@ app = typer.Typer(
 )
 for panel, commands in {
     "Run": (run.demo, run.train, run.up, run.env, run.serve),
-    "History": (replay, regrade),
     "Look": (page, look.status, chat, look.tail, find.episodes, find.lineage, look.audit, recipes),
 }.items():
     for command in commands:
-        app.command(rich_help_panel=panel, cls=WithDryRun if panel == "History" else None)(command)
+        app.command(rich_help_panel=panel)(command)
+for name in ("replay", "regrade"):
+    app.command(name, rich_help_panel="History", cls=HistoryCommand)(replay)
 app.add_typer(air.app, name="air", rich_help_panel="Look")
 app.add_typer(topics.app, name="topics", rich_help_panel="Look")
 

@@ -90,7 +90,7 @@ def compare_rules(
     b: Annotated[Path, typer.Argument(help="Another.")],
     from_: From = "earliest",
     to: To = None,
-    kafka: Source = None,
+    source_dir: Source = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
 ) -> None:
@@ -103,7 +103,7 @@ def compare_rules(
 
     from ..history.episodes import episodes_of
 
-    meant = meant_history(from_, to, kafka, runs_dir)
+    meant = meant_history(from_, to, source_dir, runs_dir)
     sides = []
     for file in (a, b):
         # Rules may lie alone in a file: no run comes of it, whose name it would have to tell.

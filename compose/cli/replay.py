@@ -1,4 +1,4 @@
-"""Use history: `replay`, a run's past as another run, and `regrade`, by another grader."""
+"""Use history: `replay`, a run's past as another run; by another grader it is called `regrade`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
@@ -29,15 +29,14 @@ from .run import Set, set_flags
 
 __all__ = [
     "From",
+    "HistoryCommand",
     "Meant",
     "Source",
     "To",
-    "WithDryRun",
     "check_window",
     "meant_history",
     "moment_ms",
     "rate_of",
-    "regrade",
     "replay",
 ]
 
@@ -53,7 +52,7 @@ From = Annotated[
 To = Annotated[str | None, typer.Option("--to", help="A time, or how long ago, in the same form.", show_default=False)]
 Source = Annotated[
     Path | None,
-    typer.Option("--kafka", help="The source run's folder; else the newest under --runs-dir.", show_default=False),
+    typer.Option("--source-dir", help="The source run's folder; else the newest under --runs-dir.", show_default=False),
 ]
 FromFile = Annotated[
     Path | None,
@@ -75,6 +74,10 @@ OnlyOption = Annotated[
     Only | None,
     typer.Option("--only", help="Fold, and train later; or train on what was folded.", show_default=False),
 ]
+GraderOption = Annotated[
+    str | None,
+    typer.Option("--grader", help="file.py:function, called as grade(task, output, attempt).", show_default=False),
+]
 DryRunOption = Annotated[
     DryRun | None,
     typer.Option(
@@ -83,10 +86,14 @@ DryRunOption = Annotated[
 ]
 
 
-class WithDryRun(TyperCommand):
-    """A command whose `--dry-run` may stand without a value, and then counts."""
+class HistoryCommand(TyperCommand):
+    """`replay` or `regrade`: `--dry-run` may stand without a value, and then counts; `regrade` wants a grader."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--kafka" in (asked := {arg.split("=")[0] for arg in args}):
+            raise ConfigurationError("--kafka: it is gone: --source-dir names the folder of the source run")
+        if ctx.info_name == "regrade" and asked.isdisjoint(("--grader", *ctx.help_option_names)):
+            raise ConfigurationError("regrade: expected --grader FILE:FUNCTION, got none; or use replay")
         return super().parse_args(ctx, ["--dry-run=count" if arg == "--dry-run" else arg for arg in args])
 
 
@@ -97,8 +104,9 @@ def replay(
     to: To = None,
     from_file: FromFile = None,
     where: Where = None,
-    kafka: Source = None,
+    source_dir: Source = None,
     set_: Set = None,
+    grader: GraderOption = None,
     rate: Rate = "max",
     mode: ModeOption = None,
     only: OnlyOption = None,
@@ -111,93 +119,54 @@ def replay(
     """Fold a run's past again into a new run, under the same rules or others; perhaps train on it.
 
     The source is only read: one that has ended is opened from its folder. A replay that was stopped goes on when the
-    same command is given again.
+    same command is given again. With --grader, or as `regrade`, another grader's rewards stand in the place of the
+    earlier one's; what people said stays.
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
-    """
-    log_as(log_format, into, "replay")
-    meant = meant_history(from_, to, kafka, runs_dir, into, from_file, where)
-    flags: dict[str, Any] = {"run": into, **set_flags(set_ or [])}
-    of_source = meant.source.settings
-    settings = (
-        load_over(of_source, flags, unused=(*_ASKED_NOTHING, "reward"))
-        if file is None
-        else load_settings(file, flags, for_training=False)
-    )
-    asked = _Asked(where=where, rate=rate, dry_run=dry_run, only=only, mode=mode)
-    _go(meant, asked, settings, runs_dir / into, as_json=as_json, reclose=reclose)
-
-
-def regrade(
-    grader: Annotated[str, typer.Option("--grader", help="file.py:function, called as grade(task, output, attempt).")],
-    into: Into,
-    from_: From = "earliest",
-    to: To = None,
-    from_file: FromFile = None,
-    where: Where = None,
-    kafka: Source = None,
-    set_: Set = None,
-    rate: Rate = "max",
-    mode: ModeOption = None,
-    only: OnlyOption = None,
-    dry_run: DryRunOption = None,
-    as_json: JsonFlag = False,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    runs_dir: RunsDirOption = RUNS,
-) -> None:
-    """Grade what a run's agents returned by another grader, into a new run; perhaps train on it.
-
-    As `replay`, but that its rewards stand in the place of the earlier grader's; what people said stays.
 
     Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-strict --mode offline
     """
-    from ..history.request import code_digest
-
-    log_as(log_format, into, "regrade")
-    meant = meant_history(from_, to, kafka, runs_dir, into, from_file, where)
-    # Names that the source's grader had to give are not asked of another.
-    flags: dict[str, Any] = {"run": into, "reward.names": '["reward"]', **set_flags(set_ or [])}
-    if "reward.grader" in flags:
-        raise ConfigurationError("--grader names the grader, and so does --set reward.grader; leave one of them out")
-    settings = load_over(meant.source.settings, {**flags, "reward.grader": grader}, unused=_ASKED_NOTHING)
-    assert settings.reward is not None and settings.reward.grader is not None
-    asked = _Asked(where=where, rate=rate, dry_run=dry_run, only=only, mode=mode)
-    digest = code_digest(settings.reward.grader)
-    _go(meant, asked, settings, runs_dir / into, as_json=as_json, grader=digest)
-
-
-class _Asked(NamedTuple):
-    """What both commands ask of a past that is meant, as their options have it."""
-
-    where: str | None
-    rate: str
-    dry_run: DryRun | None
-    only: Only | None
-    mode: Mode | None
-
-
-def _go(meant: Meant, asked: _Asked, settings: RunSettings, into: Path, *, as_json: bool, **more: Any) -> NoReturn:
-    """Runs it; `more` are fields of the request."""
     from tracegrad.consumers.history.where import terms_of
 
     from ..history.replay import replayed_settings, run_replay
-    from ..history.request import ReplayRequest
+    from ..history.request import ReplayRequest, code_digest
 
+    log_as(log_format, into, "replay")
+    if grader is not None and reclose:
+        raise ConfigurationError("--grader is for recorded episodes, --reclose makes others; leave one of them out")
+    meant = meant_history(from_, to, source_dir, runs_dir, into, from_file, where)
+    settings = _settings_of(meant.source.settings, file, {"run": into, **set_flags(set_ or [])}, grader)
     request = ReplayRequest(
         source=meant.source.run_dir.path,
         asked=meant.asked,
         begin_ms=meant.begin_ms,
         end_ms=meant.end_ms,
         begins=meant.begins,
-        where=terms_of(asked.where, may_see_outcome=asked.mode == "filter") if asked.where else (),
-        rate=rate_of(asked.rate),
-        dry_run=asked.dry_run,
-        only=asked.only,
-        mode=asked.mode,
-        **more,
+        where=terms_of(where, may_see_outcome=mode == "filter") if where else (),
+        rate=rate_of(rate),
+        dry_run=dry_run,
+        only=only,
+        mode=mode,
+        reclose=reclose,
+        grader=code_digest(settings.reward.grader) if grader and settings.reward and settings.reward.grader else "",
     )
-    settings = replayed_settings(meant.source.run_dir, settings, asked.mode)
-    raise typer.Exit(run_replay(request, settings, into, choose_show(as_json=as_json)))
+    settings = replayed_settings(meant.source.run_dir, settings, mode)
+    raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
+
+
+def _settings_of(source: RunSettings, file: Path | None, flags: dict[str, Any], grader: str | None) -> RunSettings:
+    """The new run's. Raises ConfigurationError."""
+    if grader is None and file is None:
+        return load_over(source, flags, unused=(*_ASKED_NOTHING, "reward"))
+    if grader is None:
+        return load_settings(file, flags, for_training=False)
+    if file is not None:
+        raise ConfigurationError(f"--grader: expected the source's own settings, got {file}; name single keys by --set")
+    if "reward.grader" in flags:
+        raise ConfigurationError("--grader names the grader, and so does --set reward.grader; leave one of them out")
+    # Names that the source's grader had to give are not asked of another.
+    flags = {"reward.names": '["reward"]', **flags, "reward.grader": grader}
+    return load_over(source, flags, unused=_ASKED_NOTHING)
 
 
 class Meant(NamedTuple):
@@ -214,7 +183,7 @@ class Meant(NamedTuple):
 def meant_history(
     from_: str,
     to: str | None,
-    kafka: Path | None,
+    source_dir: Path | None,
     runs_dir: Path,
     into: str | None = None,
     from_file: Path | None = None,
@@ -227,10 +196,10 @@ def meant_history(
     begin = "earliest" if named is not None else from_
     if from_file is not None and begin != "earliest":
         raise ConfigurationError(f"--from {from_} says where to begin, and so does --from-file; leave one of them out")
-    if named is not None and kafka is not None:
-        raise ConfigurationError(f"--from {from_} names the source, and so does --kafka; leave one of them out")
-    if named is None and kafka is None and into is not None:
-        kafka = known_source(runs_dir / into)  # by now the newest run is the replay itself
+    if named is not None and source_dir is not None:
+        raise ConfigurationError(f"--from {from_} names the source, and so does --source-dir; leave one of them out")
+    if named is None and source_dir is None and into is not None:
+        source_dir = known_source(runs_dir / into)  # by now the newest run is the replay itself
     asked = ["--from", begin] if from_file is None else ["--from-file", str(from_file.absolute())]
     asked += [*(["--to", to] if to else []), *(["--where", where] if where else [])]
     now = datetime.now(UTC)
@@ -238,7 +207,7 @@ def meant_history(
     end_ms = moment_ms(to, "--to", now) if to else None
     check_window(begin_ms, end_ms)
     return Meant(
-        source=find_run(named, kafka, runs_dir),
+        source=find_run(named, source_dir, runs_dir),
         asked=shlex.join(asked),
         begin_ms=begin_ms,
         end_ms=end_ms,

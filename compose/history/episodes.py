@@ -69,7 +69,7 @@ def _chosen(source: Wiring, begin_ms: int | None, end_ms: int | None) -> set[str
     if (replayed := source.run_dir.replayed) is not None:
         raise ConfigurationError(
             f"--from, --to: run {source.record.name} is a replay, whose records bear no times of the past; name it "
-            f"whole, --from run:{source.record.name}, or its source, --kafka {replayed.source}"
+            f"whole, --from run:{source.record.name}, or its source, --source-dir {replayed.source}"
         )
     topics, admin = source.topics, source.kafka().admin
     log = source.log(is_history=True)

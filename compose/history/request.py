@@ -87,7 +87,7 @@ def check_source(request: ReplayRequest, source: RunDir) -> None:
     if (replayed := source.replayed) is not None:
         raise ConfigurationError(
             f"run {source.record.name} is itself a replay, whose records lie on the log that it was made of: name that "
-            f"run, --kafka {replayed.source}"
+            f"run, --source-dir {replayed.source}"
         )
     if request.where and request.reclose:
         raise ConfigurationError(

@@ -112,7 +112,7 @@ def replay_command(run_dir: RunDir) -> str | None:
     made = run_dir.replayed
     if made is None:
         return None
-    options = ["--kafka", made.source, "--into", run_dir.path.name, "--runs-dir", str(run_dir.path.parent)]
+    options = ["--source-dir", made.source, "--into", run_dir.path.name, "--runs-dir", str(run_dir.path.parent)]
     options += ["--reclose"] if made.reclose else []
     options += ["--mode", made.mode] if made.mode is not None else []
     reward = run_dir.settings.reward if made.grader else None

@@ -94,7 +94,7 @@ def test_the_same_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ("options", "message"),
     [
         ({"from_": "run:other"}, "expected a run folder"),
-        ({"from_": "run:mine", "kafka": Path("x")}, "leave one of them out"),
+        ({"from_": "run:mine", "source_dir": Path("x")}, "leave one of them out"),
         ({"from_": "PT1H", "to": "PT2H"}, "expected --to to be later"),
         ({"from_": "2999-01-01T00:00:00Z"}, "expected a time that has been"),
         ({"from_": "yesterday"}, "--from: expected run:NAME"),
@@ -120,8 +120,8 @@ def test_of_a_replay_no_part_can_be_named(runs: Path) -> None:
     (runs / "again").mkdir()
     remember(ReplayRequest(source=source.path), source, settings, RunDir(runs / "again"))
     prepare_run(settings, runs / "again")
-    with pytest.raises(ConfigurationError, match=r"run again is a replay, .* or its source, --kafka .*mine"):
-        compared(runs, from_="PT2H", kafka=runs / "again")
+    with pytest.raises(ConfigurationError, match=r"run again is a replay, .* or its source, --source-dir .*mine"):
+        compared(runs, from_="PT2H", source_dir=runs / "again")
 
 
 def test_an_episode_of_a_run_that_has_ended_is_explained(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

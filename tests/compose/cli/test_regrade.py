@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from tests.compose.cli.test_replay import runs as runs
-from tracegrad.compose.cli.replay import regrade
+from tracegrad.compose.cli.replay import replay
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.settings import RunSettings
@@ -37,7 +37,7 @@ def regraded(runs: Path, **options: Any) -> None:
     """Of the run `mine` into `new`."""
     told = {"grader": f"{runs / 'strict.py'}:grade", "into": "new", "from_": "run:mine", "runs_dir": runs, **options}
     with contextlib.suppress(typer.Exit):
-        regrade(**told)
+        replay(**told)
 
 
 def test_the_grader_is_the_new_runs_own(runs: Path, asked: list[tuple[ReplayRequest, RunSettings]]) -> None:
@@ -74,7 +74,7 @@ def test_a_part_of_a_history_is_graded_as_it_is_replayed(
         ({"set_": ["reward.grader=x.py:y"]}, "--grader names the grader, and so does --set reward.grader"),
         ({"into": "mine"}, "got the source's own"),
         ({"from_": "2999-01-01T00:00:00Z"}, "expected a time that has been"),
-        ({"from_": "run:mine", "kafka": Path("x")}, "leave one of them out"),
+        ({"from_": "run:mine", "source_dir": Path("x")}, "leave one of them out"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tests.compose.run.test_run_dir import SETTINGS
 from tracegrad.compose.cli import app
-from tracegrad.compose.cli.replay import moment_ms, rate_of, regrade, replay
+from tracegrad.compose.cli.replay import moment_ms, rate_of, replay
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.broker import is_running, open_broker, readable
 from tracegrad.compose.history.request import ReplayRequest, remember
@@ -91,7 +91,7 @@ def _no_broker(source: RunDir, **_: object) -> Any:
         ({"from_": "run:other", "into": "new"}, "expected a run folder"),
         ({"from_": "2999-01-01T00:00:00Z", "into": "new"}, "expected a time that has been"),
         ({"from_": "PT1H", "to": "PT2H", "into": "new"}, "expected --to to be later"),
-        ({"from_": "run:mine", "kafka": Path("x"), "into": "new"}, "leave one of them out"),
+        ({"from_": "run:mine", "source_dir": Path("x"), "into": "new"}, "leave one of them out"),
         ({"from_": "run:mine", "into": "new", "set_": ["air.enable=false"]}, "did you mean 'enabled'"),
         ({"from_": "run:mine", "into": "new", "mode": "same", "set_": ["trainer.lr=2e-4"]}, r"\[trainer\] lr"),
         ({"from_": "PT1H", "into": "new", "mode": "same"}, "a part of the history"),
@@ -123,7 +123,7 @@ def test_what_nobody_is_asked_again_may_be_gone(runs: Path, is_regraded: bool) -
     (runs / "grade.py").unlink()
     with pytest.raises(RuntimeError, match="opened mine"):
         if is_regraded:
-            regrade(_strict(runs), from_="run:mine", into="new", set_=[f"agent.cwd={runs}"], runs_dir=runs)
+            replay(grader=_strict(runs), from_="run:mine", into="new", set_=[f"agent.cwd={runs}"], runs_dir=runs)
         else:
             replay(from_="run:mine", into="new", runs_dir=runs)
 
@@ -136,7 +136,7 @@ def _strict(runs: Path) -> str:
 def test_a_grader_whose_folder_is_gone_is_told_which_keys_name_it(runs: Path) -> None:
     """It works where the agent did."""
     with pytest.raises(ConfigurationError, match=r"No such file .* --set agent\.cwd"):
-        regrade(_strict(runs), from_="run:mine", into="new", set_=["agent.cwd=/nowhere"], runs_dir=runs)
+        replay(grader=_strict(runs), from_="run:mine", into="new", set_=["agent.cwd=/nowhere"], runs_dir=runs)
     assert not (runs / "new").exists()
 
 
@@ -181,6 +181,24 @@ def test_logs_are_as_asked_in_all_processes_of_a_replay(
     words += ["--grader", _strict(runs)] if command == "regrade" else []
     result = CliRunner().invoke(app, words)
     assert (result.exit_code, asked) == (0, ["json"]), result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["regrade"], "regrade: expected --grader"),
+        (["replay", "--kafka", "x"], "--source-dir names the folder"),
+        (["replay", "--grader", "x:y", "--reclose"], "leave one of them out"),
+        (["replay", "some.toml", "--grader", "x:y"], "name single keys by --set"),
+    ],
+    ids=["no_grader", "gone", "reclosed", "other_settings"],
+)
+def test_options_that_do_not_go_together_are_refused(runs: Path, words: list[str], message: str) -> None:
+    """Or are gone, with what takes their place."""
+    command, *rest = words
+    given = ["--from", "run:mine", "--into", "new", "--runs-dir", str(runs), *rest]
+    with pytest.raises(ConfigurationError, match=message):
+        CliRunner().invoke(app, [command, *given], catch_exceptions=False, standalone_mode=False)
 
 
 def test_the_same_command_goes_on_with_the_same_source(runs: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_replay_has_no_history_of_its_own(source: RunDir, tmp_path: Path) -> N
     """Its episodes name records of the log that it was made of; the message names that run."""
     (tmp_path / "again").mkdir()
     made = begun(source, tmp_path / "again", ReplayRequest(source=source.path))
-    with pytest.raises(ConfigurationError, match=f"itself a replay.*--kafka {source.path}"):
+    with pytest.raises(ConfigurationError, match=f"itself a replay.*--source-dir {source.path}"):
         check_source(ReplayRequest(source=made.path), made)
 
 

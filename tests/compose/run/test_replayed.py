@@ -39,7 +39,7 @@ def test_the_command_is_what_was_asked_for(again: RunDir) -> None:
     command = replay_command(again)
     assert command is not None
     assert shlex.split(command) == [
-        *("tracegrad", "replay", "--from", "PT2H", "--to", "a b", "--kafka", str(again.path.parent / "mine")),
+        *("tracegrad", "replay", "--from", "PT2H", "--to", "a b", "--source-dir", str(again.path.parent / "mine")),
         *("--into", "again", "--runs-dir", str(again.path.parent), "--reclose", "--mode", "offline"),
     ]
     assert replay_command(RunDir.open(again.path.parent / "mine")) is None
