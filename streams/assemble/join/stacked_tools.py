@@ -2,7 +2,7 @@
 transport's (MCP).
 
 In: the spans of an episode and their tree. Out: its tools' spans, each with the id and the outcome of its execution; of
-those without any id one an execution, the innermost. A span tells of the same execution as the one above that names
+those without any id, none within them with one, one an execution, the innermost. A span tells of the same execution as the one above that names
 the same tool, unless both have ids and these differ; no agent and no model lies between. Above may be a place that is
 no tool's span but knows the id (a step of LlamaIndex). The outermost that has more than the end of its span to judge by
 is believed: it saw whether a failure within was dealt with. Where none has, or that one is in doubt, the far side of
@@ -31,18 +31,19 @@ def executions(spans: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
     anonymous: dict[Place, SpanFact] = {}
     stacks = [_stack(span, tree) for span in spans if span.kind is SpanKind.TOOL]
     served, statuses = _served(spans, tree), _http_statuses(spans, tree)
+    identified = {place_of(span) for stack in stacks if _has_id(stack) for span in stack}
     for stack in stacks:
-        if not any(span.tool_call_id for span in stack):
+        if not _has_id(stack) and place_of(stack[0]) not in identified:
             outermost = place_of(stack[-1])
             old = anonymous.get(outermost)
             if old is None or leaf_rank(tree, stack[0]) > leaf_rank(tree, old):
                 anonymous[outermost] = stack[0]
     kept = {place_of(span) for span in anonymous.values()}
-    return [
-        _whole(stack, served, statuses)
-        for stack in stacks
-        if any(span.tool_call_id for span in stack) or place_of(stack[0]) in kept
-    ]
+    return [_whole(stack, served, statuses) for stack in stacks if _has_id(stack) or place_of(stack[0]) in kept]
+
+
+def _has_id(stack: Iterable[SpanFact]) -> bool:
+    return any(span.tool_call_id for span in stack)
 
 
 def leaf_rank(tree: SpanTree, span: SpanFact) -> tuple[int, int, str, str]:

@@ -1,10 +1,10 @@
 """Joins tool executions to the calls that asked for them.
 
 In: calls in their order on the log, how each was joined (calls.py), spans in any order. Out: for each call its
-executions (stacked_tools.py: which spans tell of one). An execution matches the request whose minted id it repeats; one
-without any id an open request; else none. Either way request and execution name the same tool, the tool began when the
-answer was there (by its id, which may be streamed: when the model was asked; all times are the agent's own clock; where
-the answer's is not known, any) and a request has one execution: AIR pays nothing else.
+executions (stacked_tools.py: which spans tell of one). An execution matches the request whose minted id it repeats,
+whatever the clocks say; one without any id an open request whose answer was there when it began (by the agent's own
+clock; where the answer's time is not known, any); else none. Either way request and execution name the same tool and a
+request has one execution: AIR pays nothing else.
 Invariant: the outcome does not depend on the order of the spans, and n turns cost O(n log n).
 """
 
@@ -71,11 +71,16 @@ def join_tools(
     for tool in (span for span in tools if span.tool_call_id in by_id):
         request = by_id[tool.tool_call_id or ""]
         old = answers.get(request.id)
-        # Judged before one of several is chosen, so that a span which answers nothing displaces none that does.
-        if not _answers(tool, request, joined):
+        # Judged before one of several is chosen, so that a span which answers nothing displaces none that does. Nobody
+        # knows an id before it is minted, so clocks, which may be another host's, only choose between several.
+        if (tool.tool_name or tool.name) != request.name:
             continue
-        own = calls[request.call].trace_id
-        ranks = [(one.trace_id == own, leaf_rank(tree, one)) for one in (old, tool) if one is not None]
+        own, asked_ns = calls[request.call].trace_id, joined[request.call].asked_ns or 0
+        ranks = [
+            (asked_ns <= one.start_ns, one.trace_id == own, leaf_rank(tree, one))
+            for one in (old, tool)
+            if one is not None
+        ]
         if ranks[-1] == max(ranks):
             answers[request.id] = tool
     open_by_name: dict[str, _OpenRequests] = {}
@@ -92,14 +97,6 @@ def join_tools(
         if found is not None:
             asked_for[found.call].append((tool, found.id))
     return asked_for
-
-
-def _answers(tool: SpanFact, request: _Request, joined: Sequence[Joined]) -> bool:
-    """Whether an execution that names the request's id can be its: the same tool, begun when the model was asked or
-    later. Of an answer that is streamed a tool may run before the end is there; it knows its id, which was minted then.
-    """
-    asked_ns = joined[request.call].asked_ns
-    return (tool.tool_name or tool.name) == request.name and (asked_ns is None or asked_ns <= tool.start_ns)
 
 
 class _OpenRequests:

@@ -172,10 +172,9 @@ def earned(*tools: Any, pays_without_id: bool = False) -> list[list[float]]:
         {"at": 30, ID: "call_9"},
         {"at": 30, "tool": "other", ID: "call_1"},
         {"at": 30, "tool": "never_asked"},
-        {"at": 5, ID: "call_1"},
         {"at": 5},
     ],
-    ids=["id-not-asked", "other-name", "name-not-asked", "before-the-answer", "before-the-answer-without-id"],
+    ids=["id-not-asked", "other-name", "name-not-asked", "before-the-answer-without-id"],
 )
 def test_what_no_answer_asked_for_earns_nothing(forged: dict[str, Any]) -> None:
     """However often it is exported; and a true execution beside it is paid, once."""

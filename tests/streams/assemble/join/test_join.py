@@ -140,14 +140,15 @@ def test_nested_tool_spans_with_one_id_count_once() -> None:
     assert tool_spans([outer, inner]) == tool_spans([inner, outer]) == [inner]
 
 
-def test_an_asked_id_is_answered_by_its_tool_after_the_request_only() -> None:
-    """Not by another tool's name, nor what began before the model was asked, nor under an id that nobody asked for."""
+def test_an_asked_id_is_answered_by_its_tool_whatever_the_clocks_say() -> None:
+    """Not by another tool's name, nor under an id that nobody asked for; the tool may run on a host that is behind."""
     calls = [call("a", None, tool_calls=(tool_call("1"),))]
     joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
-    for name, id_, at in (("other", "call_1", 20), ("calc", "call_1", 9), ("calc", "call_9", 20)):
-        assert join_tools(calls, joined, [fact("t", SpanKind.TOOL, tool_name=name, tool_call_id=id_, at=at)]) == [[]]
-    true = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=11)
-    assert join_tools(calls, joined, [true]) == [[(true, "call_1")]]
+    for name, id_ in (("other", "call_1"), ("calc", "call_9")):
+        assert join_tools(calls, joined, [fact("t", SpanKind.TOOL, tool_name=name, tool_call_id=id_, at=20)]) == [[]]
+    for at in (11, 9, 0):
+        true = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=at)
+        assert join_tools(calls, joined, [true]) == [[(true, "call_1")]]
 
 
 def test_a_span_that_answers_nothing_displaces_no_execution() -> None:
@@ -159,6 +160,17 @@ def test_a_span_that_answers_nothing_displaces_no_execution() -> None:
         forged = fact("f", SpanKind.TOOL, parent="t", tool_name=name, tool_call_id="call_1", at=at)
         for order in ([true, forged], [forged, true]):
             assert join_tools(calls, joined, order) == [[(true, "call_1")]]
+
+
+def test_stacked_spans_of_which_only_the_inner_has_an_id_are_one_execution() -> None:
+    """The outer one, an instrumentation's, is no second execution for another open request of the name."""
+    calls = [call("a", None, tool_calls=(tool_call("1"), tool_call("2")))]
+    joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
+    outer = fact("outer", SpanKind.TOOL, tool_name="calc", at=12)
+    inner = fact("inner", SpanKind.TOOL, parent="outer", tool_name="calc", tool_call_id="call_1", at=13)
+    for order in ([outer, inner], [inner, outer]):
+        assert tool_spans(order) == [inner]
+        assert join_tools(calls, joined, order) == [[(inner, "call_1")]]
 
 
 @pytest.mark.slow
