@@ -2,11 +2,12 @@
 transport's (MCP).
 
 In: the spans of an episode and their tree. Out: its tools' spans, each with the id and the outcome of its execution; of
-those without any id, none within them with one, one an execution, the innermost. A span tells of the same execution as the one above that names
-the same tool, unless both have ids and these differ; no agent and no model lies between. Above may be a place that is
-no tool's span but knows the id (a step of LlamaIndex). The outermost that has more than the end of its span to judge by
-is believed: it saw whether a failure within was dealt with. Where none has, or that one is in doubt, the far side of
-the execution is (MCP's server), else the end of the innermost, if it tells something.
+those without any id one an execution, the innermost, and none where one within has an id. A span tells of the same
+execution as the one above that names the same tool, unless both have ids and these differ; no agent and no model lies
+between. Above may be a place that is no tool's span but knows the id (a step of LlamaIndex). The outermost that has
+more than the end of its span to judge by is believed: it saw whether a failure within was dealt with. Where none has,
+or that one is in doubt, the far side of the execution is (MCP's server), else the end of the innermost, if it tells
+something.
 """
 
 from __future__ import annotations

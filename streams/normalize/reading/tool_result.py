@@ -46,6 +46,8 @@ _ENVELOPE = frozenset(
         "type",
         "reason",
         "stdout",
+        "metadata",
+        "documentationurl",
     )
 )
 _RECORD = frozenset({"id", "state", "status", "level", "severity", "job", "jobid", "taskid", "runid", "timestamp"})
@@ -141,6 +143,9 @@ def _of_fields(fields: Mapping[str, Any]) -> Iterator[Sign]:
         word = str(fields.get(key)).lower()
         yield Sign.SUCCEEDED if word == "true" else Sign.FAILED if word == "false" else Sign.NONE
     yield from (of_exit_code(fields.get(key)) for key in _EXIT_CODES)
+    about = fields.get("metadata")
+    if isinstance(about, Mapping):  # of a shell's output, as Codex' tools write it
+        yield from (of_exit_code(about.get(key)) for key in ("exit_code", "exitCode"))
     status = of_status(fields.get("status"))
     yield status if is_envelope or status is Sign.NONE else Sign.DOUBTFUL if status is Sign.FAILED else Sign.NONE
     if _is_refused(fields.get("statuscode")) or (_is_refused(fields.get("status")) and is_envelope):
@@ -158,7 +163,8 @@ def _of_error(value: object) -> Sign:
 
 
 def _is_refused(status: object) -> bool:
-    return isinstance(status, int) and 400 <= status < 600
+    """Of a status as a number, or as a text of one."""
+    return isinstance(status, int | str) and re.fullmatch(r"[45]\d\d", str(status)) is not None
 
 
 def worst(found: Iterator[tuple[Sign, str]] | Sequence[tuple[Sign, str]]) -> tuple[Sign, str]:

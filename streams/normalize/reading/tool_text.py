@@ -27,6 +27,8 @@ _FAILURE = re.compile(
     rf"""(?x)
     {_EXCEPTION}
     | (?i: traceback\ \(most\ recent\ call\ last\)
+    | an\ error\ occurred\ while\ running\ the\ tool\b | an\ error\ occurred\ \(\w+\)\ when\ calling\b
+    | failed\ to\ invoke\ tool\b | [1-9]\d*\ validation\ errors?\ (?:for\b|:) | [1-9]\d*\ validation\ errors?:?$
     | (?:error|exception|failed|failure|traceback) [.!]* $
     | \[(?:error|fatal)\] | error\[\w+\]: | <(?:tool_use_)?error\b
     | exception\ in\ thread | thread\ '[^']*'\ panicked | panic: | segmentation\ fault | npm\ err!
@@ -42,9 +44,16 @@ _FAILURE = re.compile(
     )"""
 )
 _EXIT_LINE = re.compile(
-    r"\W*(?:\w+ ){0,2}?(?:exit(?:ed)?|return)(?: with)?(?: exit)? (?:code|status)\s*[:=]?\s*(-?\d{1,10})\W*",
+    r"\W*(?:\w+ ){0,2}?(?:exit(?:ed)?|return)(?: with)?(?: exit)?[ _]?(?:code|status)\s*[:=>]?\s*(-?\d{1,10})"
+    r"(?:</\w+>?)?\W*",
     re.IGNORECASE,
 )
+_JUPYTER = re.compile(r"-{10,}\s*\n\w+\s+Traceback \(most recent call last\)")
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_ERROR_PAGE = re.compile(r"<(?:title|h1)[^>]*>\s*(?:error\s+)?[45]\d\d\b", re.IGNORECASE)
+"""A server's own page, or a page about one."""
+_IN_VAIN = "no replacement was performed"
+"""What Anthropic's editing tool says, and a document may."""
 _WORDS = re.compile(
     r"\b(?:errors?|exceptions?|fail(?:ed|ure|s)?|could ?n[o']t|cannot|can ?not|can't|unable|invalid|denied|refused"
     r"|forbidden|unauthori[sz]ed|timed out|time-?out|not found|no such|abort(?:ed)?|unknown|unsupported|malformed"
@@ -64,8 +73,10 @@ def of_text(text: str) -> bool | None:
     """Whether it reads like a failure; None: it may."""
     head = text[: 4 * _MAX_LINE].lstrip(_DECORATION)
     line = head.split("\n", 1)[0][:_MAX_LINE].rstrip(_DECORATION)
-    if _FAILURE.match(line):
+    if _FAILURE.match(line) or _JUPYTER.match(_COLOURS.sub("", text[:_MAX_LINE].lstrip())):
         return True
+    if line.lower().startswith(_IN_VAIN) or (head[:1] == "<" and _ERROR_PAGE.search(head)):
+        return None
     tail = text[-_MAX_LINE:].rstrip()
     last = tail.rsplit("\n", 1)[-1]
     for exit_line in filter(None, (_EXIT_LINE.fullmatch(line), _EXIT_LINE.fullmatch(last))):

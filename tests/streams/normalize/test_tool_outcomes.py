@@ -137,6 +137,50 @@ def test_sixty_results_none_misjudged_few_unknown() -> None:
     assert len(unknown) <= 15, unknown
 
 
+ALWAYS_ALIKE = {
+    "openai-agents": genai("An error occurred while running the tool. Please try again. Error: no such city"),
+    "pydantic": genai("1 validation error for Trip\ncity\n  Input should be a valid string [type=string_type]"),
+    "pydantic-ai": genai("2 validation errors:\n```json\n[]\n```"),
+    "haystack": genai("Failed to invoke Tool `weather` with parameters {'city': 'x'}. Error: no such city"),
+    "aws": genai("An error occurred (AccessDenied) when calling the GetObject operation: Access Denied"),
+    "jupyter": genai("-" * 75 + "\nNameError" + " " * 33 + "Traceback (most recent call last)\nCell In[1], line 1"),
+    "jupyter-in-colours": genai("\x1b[0;31m" + "-" * 75 + "\x1b[0m\n\x1b[0;31mKeyError\x1b[0m   " + TRACEBACK),
+    "returncode": genai("returncode: 1"),
+    "returncode-last": genai("cat: x\nreturncode: 1"),
+    "returncode-tag": genai("<returncode>1</returncode>\n<output>\ncat: x\n</output>"),
+    "metadata-exit-code": genai({"output": "sh: foo", "metadata": {"exit_code": 127, "duration_seconds": 0.1}}),
+    "metadata-exit-code-alone": genai({"metadata": {"exit_code": 127}}),
+    "status-as-text": genai({"message": "Not Found", "status": "404"}),
+    "github": genai({"message": "Not Found", "documentation_url": "https://docs.github.com/rest", "status": "404"}),
+}
+"""Texts and fields that frameworks, shells and services write for nothing but a failure."""
+HARMLESS = {
+    "validated": genai("0 validation errors"),
+    "returncode-0": genai("<returncode>0</returncode>\n<output>\na.txt\n</output>"),
+    "metadata-exit-0": genai({"output": "a.txt", "metadata": {"exit_code": 0, "duration_seconds": 0.1}}),
+    "room": genai({"message": "the room is free", "status": "vacant", "room": "404"}),
+}
+NO_SUCCESS = {
+    "error-page": genai("<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body>nginx</body></html>", status=1),
+    "error-page-h1": genai("<!DOCTYPE html><html><body><h1>503 Service Unavailable</h1></body></html>"),
+    "editor": genai("No replacement was performed, old_str `x` did not appear verbatim in /a.py."),
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        *((fields, ToolStatus.FAILED) for fields in ALWAYS_ALIKE.values()),
+        *((fields, ToolStatus.SUCCEEDED) for fields in HARMLESS.values()),
+        *((fields, ToolStatus.UNKNOWN) for fields in NO_SUCCESS.values()),
+    ],
+    ids=[*ALWAYS_ALIKE, *HARMLESS, *NO_SUCCESS],
+)
+def test_reports_that_are_always_alike_are_known(fields: dict[str, Any], expected: ToolStatus) -> None:
+    """A failure by each, none by what resembles it; what may be a page of the world is unknown."""
+    assert judged(fields) is expected
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
