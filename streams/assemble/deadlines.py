@@ -58,7 +58,7 @@ def _of_silence(episode: OpenEpisode, now_s: float, config: StreamsConfig) -> st
     if episode.attempt is not None:
         return "idle" if _is_over(episode.silent_since_s, config.orphan_s, now_s) else ""
     idle_s, deadline_s = _patience(episode, config)
-    if episode.num_spans and episode.target()[0] is not None:
+    if episode.links and episode.num_spans and episode.target()[0] is not None:
         # It only goes elsewhere, and has to be there before that conversation falls silent too.
         return "idle" if _is_over(episode.silent_since_s, idle_s / _FORWARD_SHARE, now_s) else ""
     if _is_over(episode.first_seen_s, deadline_s, now_s):

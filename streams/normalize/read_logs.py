@@ -27,6 +27,7 @@ from tracegrad.schemas.otlp.values import AttributeValue, attributes_of, plain
 from tracegrad.schemas.records.facts import LogFact
 
 from .conversations import links_of_event
+from .reading.agent_hints import is_wrapper
 from .reading.read_output import NOTHING, Output, of_messages
 from .reading.span_view import MAX_TEXT, json_value
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Scan, Source
@@ -92,9 +93,9 @@ def _told(name: str, attributes: Mapping[str, AttributeValue], record: LogRecord
         answer = of_messages([said.get("message", said)]) if said.get("index", 0) == 0 else NOTHING
     elif name == _DETAILS:
         answer = of_messages(attributes.get(GEN_AI_OUTPUT_MESSAGES, said.get(GEN_AI_OUTPUT_MESSAGES)))
-    response = _text(attributes.get(GEN_AI_RESPONSE_ID))
+    response, agent = _text(attributes.get(GEN_AI_RESPONSE_ID)), _text(attributes.get(GEN_AI_AGENT_NAME))
     return {
-        "agent_name": _text(attributes.get(GEN_AI_AGENT_NAME)),
+        "agent_name": None if agent is None or is_wrapper(agent) else agent,
         "response_id": (canonical_call(response) or response) if response else None,
         "tool_call_id": _text(said.get("id")) if name == _TOOL_MESSAGE else None,
         "output_digest": answer[0],

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from tracegrad.schemas.ids import canonical_call, key_in
 from tracegrad.schemas.records.facts import SpanKind, ToolStatus
 
+from ..reading.agent_hints import is_wrapper
 from ..reading.judge_tool import ToolJudge
 from ..reading.read_output import MAX_TOOL_CALLS
 from ..reading.returned import result_of
@@ -58,9 +59,11 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
     if reading.kind is SpanKind.TOOL or reading.serves_tool:
         status, status_from = judge(span, reading.tool_name or span.name, reading.results, reading.declared)
     response_id = reading.response_id
+    named = reading.agent_name
     meaning = Meaning(
         reading.kind,
-        reading.agent_name,
+        # A default of an instrumentation's says nothing of who is at work.
+        None if named is None or is_wrapper(named) else named,
         response_id and (canonical_call(response_id) or response_id),
         reading.tool_name,
         reading.tool_call_id,

@@ -1,6 +1,7 @@
 """OpenInference (`openinference.span.kind`), as its instrumentations of frameworks emit it.
 
-Measured: an LLM span names the response id only inside its JSON `output.value`; a tool span names the tool-call id only
+Measured: an LLM span names the response id only inside its JSON `output.value`, and in streams of OpenAI Agents, whose
+value is a list of responses, the whole answer; a tool span names the tool-call id only
 there too (LangChain), or not at all; a span's status is OK or ERROR, never unset, once it ended. Who is an agent each
 instrumentation says in a way of its own: `agent.name` or `graph.node.id` (OpenAI Agents, AutoGen, CrewAI), the name
 of the span (smolagents, CrewAI: `NAME.run`), any run whose name contains "agent" (LangChain), or the input of a
@@ -12,7 +13,7 @@ from __future__ import annotations
 from tracegrad.schemas.records.facts import SpanKind
 
 from ..reading.agent_hints import LANGCHAIN_HINT, agent_of_span, name_in_answers
-from ..reading.read_output import FLAT_KEYS, minted_in, of_flat
+from ..reading.read_output import FLAT_KEYS, minted_in, of_flat, of_response
 from ..reading.span_view import SpanView
 from .dialect import OTHER, Dialect, Reading, agent, tool
 from .openinference_steps import INPUT, delegation, step_of_llama_index
@@ -68,10 +69,12 @@ def _read_tool(span: SpanView) -> Reading:
 
 
 def _read_llm(span: SpanView) -> Reading:
-    digest, asked = of_flat(span.attributes)
+    output = span.attributes.get(OUTPUT)
+    is_flat = not FLAT_KEYS.isdisjoint(span.attributes) or not isinstance(output, str) or output[:1] != "["
+    digest, asked = of_flat(span.attributes) if is_flat else of_response(output)
     return Reading(
         kind=SpanKind.LLM,
-        response_id=minted_in(span.attributes.get(OUTPUT)),
+        response_id=minted_in(output),
         output_digest=digest,
         requested_tool_call_ids=asked,
     )

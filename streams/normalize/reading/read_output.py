@@ -38,7 +38,7 @@ _MAX_PARTS = 8
 _MAX_DEPTH = 4
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 # Our gateway mints this form, so nothing else in the JSON of an answer can be taken for it.
-_RESPONSE_ID = re.compile(rf'"id"\s*:\s*"({CALL_ID})"')
+_RESPONSE_ID = re.compile(rf'"(?:response_)?id"\s*:\s*"({CALL_ID})"')
 _TOOL_PARTS = frozenset({"tool_call", "tool_use", "function_call"})
 _TEXT_PARTS = frozenset({"text", "output_text", None})
 

@@ -6,7 +6,9 @@ messages (a command that answers two calls) none is read, for the span is of one
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from typing import Any, NamedTuple
 
 from .span_view import MAX_TEXT, json_value
@@ -21,6 +23,8 @@ _AGENTSCOPE = re.compile(r'"?Tool(?:Response|Chunk|ResultBlock)\(')
 _STATE = re.compile(r"\bstate=<ToolResultState\.([A-Z]+):")
 _MAX_TAIL = 2000
 """AgentScope's response is Python's own text of the object; its state stands behind the content."""
+_MAX_LITERAL = 10_000
+"""Characters of one that Python's parser reads."""
 
 
 class ToolMessage(NamedTuple):
@@ -37,7 +41,7 @@ def tool_message(output: object) -> ToolMessage:
     """The message in an output, else the output as the content."""
     if isinstance(output, str) and _AGENTSCOPE.match(output):
         states = _STATE.findall(output[-_MAX_TAIL:])
-        return ToolMessage(None, states[-1] if states else None, output)
+        return ToolMessage(None, states[-1] if states else None, _content_of(output) or output)
     if not isinstance(output, dict) and not (isinstance(output, str) and output[:1] == "{" and _CALL_ID in output):
         return ToolMessage(None, None, output)
     message = _find(json_value(output), 0)
@@ -48,6 +52,20 @@ def tool_message(output: object) -> ToolMessage:
     return ToolMessage(
         call_id[:MAX_TEXT] if is_id else None, message.get("status"), output if content is None else content
     )
+
+
+def _content_of(response: str) -> object:
+    """Of a response whose text is that of plain values, as AgentScope 1's is; None of any other."""
+    told = json_value(response) if response[:1] == '"' else response
+    if not isinstance(told, str) or len(told) > _MAX_LITERAL or "\x00" in told:
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):  # a wrong escape in somebody's text
+            made = ast.parse(told, mode="eval").body
+            fields = {field.arg: field.value for field in getattr(made, "keywords", ())}
+            return ast.literal_eval(fields["content"])
+    except (KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 def _find(value: object, depth: int) -> dict[str, Any] | None:

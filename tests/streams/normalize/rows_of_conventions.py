@@ -84,6 +84,23 @@ OTEL: dict[str, Row] = {
         {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "f", "gen_ai.tool.call.id": "unknown"},
         {**RAN, "tool_call_id": None},
     ),
+    "default name of an instrumentation": (
+        "chat m",
+        {"gen_ai.operation.name": "chat", "gen_ai.agent.name": "OpenAI Agent", "gen_ai.response.id": ID},
+        {"kind": "llm", "agent_name": None, "response_id": ID, "agent_hints": {}},
+    ),
+    "tool of AgentScope 1": (
+        "execute_tool f",
+        {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": "f",
+            "gen_ai.tool.call.id": CALL,
+            "gen_ai.tool.call.result": json.dumps(
+                "ToolResponse(content=[{'type': 'text', 'text': 'Error: it\\'s down'}], metadata=None, id='x')"
+            ),
+        },
+        {**FAILED, "tool_status_from": "text"},
+    ),
     "tool of AgentScope": (
         "execute_tool f",
         {
@@ -115,6 +132,25 @@ OPENINFERENCE: dict[str, Row] = {
             "llm.output_messages.0.message.tool_calls.0.tool_call.id": CALL,
         },
         {**ASKED, "response_id": ID, "dialect": "openinference"},
+    ),
+    "llm in a stream of OpenAI Agents": (
+        "generation",
+        {
+            "openinference.span.kind": "LLM",
+            "output.value": json.dumps(
+                [
+                    {
+                        "id": "__fake_id__",
+                        "object": "response",
+                        "output": [
+                            {"type": "message", "content": [{"type": "output_text", "text": "42"}]},
+                            {"type": "function_call", "call_id": CALL, "provider_data": {"response_id": ID}},
+                        ],
+                    }
+                ]
+            ),
+        },
+        {**ASKED, "response_id": ID},
     ),
     "llm in parts": (
         "ChatOpenAI",
