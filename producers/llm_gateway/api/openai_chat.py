@@ -48,7 +48,7 @@ class _Call(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any] | str] | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -105,7 +105,8 @@ def _read(body: dict[str, Any]) -> ChatRequest:
 
 def _wishes(read: _Body, body: dict[str, Any]) -> Wishes:
     named = {} if read.max_completion_tokens is None else {"max_tokens": read.max_completion_tokens}
-    wishes = wishes_of(body, **named)
+    names = {"max_tokens": "max_completion_tokens"} if named else {}
+    wishes = wishes_of(body, names, **named)
     return msgspec.structs.replace(wishes, top_logprobs=(wishes.top_logprobs or 0) if read.logprobs else None)
 
 
@@ -133,14 +134,18 @@ def _content(read: _Message) -> str | tuple[TextPart | OtherPart, ...] | None:
     if not isinstance(content, list):
         return content
     if read.role == "assistant":
-        texts = [part.get("text" if part.get("type") == "text" else "refusal") for part in content]
+        parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in content]
+        texts = [part.get("text" if part.get("type") == "text" else "refusal") for part in parts]
         said = [text for text in texts if isinstance(text, str)]
         if len(said) == len(content):
             return "".join(said)
     return content_of([*map(_part, content)])
 
 
-def _part(part: dict[str, Any]) -> TextPart | OtherPart:
+def _part(part: dict[str, Any] | str) -> TextPart | OtherPart:
+    """vLLM takes a bare string for a text too."""
+    if isinstance(part, str):
+        return TextPart(part)
     text = part.get("text")
     return TextPart(text) if part.get("type") == "text" and isinstance(text, str) else OtherPart(part)
 

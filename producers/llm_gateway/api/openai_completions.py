@@ -45,9 +45,8 @@ def _read(body: dict[str, Any]) -> ChatRequest:
     refuse(body, _REFUSED, "chat completions know grammars; nobody here the rest")
     read = read_as(body, _Body)
     check_best_of(body, read.n)
-    wishes = wishes_of(
-        {"max_tokens": _MAX_TOKENS, **{name: value for name, value in body.items() if value is not None}}
-    )
+    said = {name: value for name, value in body.items() if value is not None}
+    wishes = wishes_of({"max_tokens": _MAX_TOKENS, **said}, {})
     return ChatRequest(
         messages=(),
         prompts=_prompts(read.prompt),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tracegrad.schemas.errors import RequestError
@@ -33,15 +34,16 @@ _FILTERS = {
 """What changes the logits besides the parameters of the record, with the value that changes nothing."""
 
 
-def wishes_of(body: dict[str, Any], **instead: Any) -> Wishes:
-    """The sampling fields of a body, or what stands for some of them. Raises RequestError."""
+def wishes_of(body: dict[str, Any], names: Mapping[str, str], **instead: Any) -> Wishes:
+    """The sampling fields of a body, or what stands for some of them, and their names in this API. Raises
+    RequestError."""
     named = {name: body[name] for name in Wishes.__struct_fields__ if body.get(name) is not None} | instead
     if isinstance(named.get("stop"), str):
         named["stop"] = [named["stop"]]
     named["filters"] = {
         name: body[name] for name, neutral in _FILTERS.items() if body.get(name) not in (None, neutral, {}, [])
     }
-    return read_as(named, Wishes)
+    return read_as(named, Wishes, names)
 
 
 def check_best_of(body: dict[str, Any], num_choices: int | None) -> None:

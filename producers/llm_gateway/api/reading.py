@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from tracegrad.schemas.ids import share_answer
 from tracegrad.schemas.records.calls import ToolCall
 
 from .chat_request import ChatRequest, Message, OtherPart, TextPart
+from .closed_sets import allowed_values
 
 __all__ = [
     "asked_of",
@@ -34,17 +35,43 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_ALIKE: Mapping[str, str] = {}
+_OUTSIDE = re.compile(r"Invalid (?:enum )?value ('.*'|\S+)", re.DOTALL)
+_OTHER_NUMBER = re.compile("got `(?:float|int)`")
 
 
-def read_as(body: Any, type_: type[T]) -> T:
-    """The body as a type of one API. Raises RequestError that names the first field that does not fit."""
+def read_as(body: Any, type_: type[T], names: Mapping[str, str] = _ALIKE) -> T:
+    """The body as a type of one API; numbers in each other's form (16.0, 0 for false) are taken, as vLLM does.
+
+    Args:
+        names: what this API calls fields of the type that it knows by another name.
+    Raises:
+        RequestError: it names the first field that does not fit, what is expected there, and what came.
+    """
+    try:
+        return _converted(body, type_)
+    except msgspec.ValidationError as error:
+        said, _, place = str(error).partition(" - at ")
+        path = place.strip("`").removeprefix("$")
+        found = _OUTSIDE.fullmatch(said)
+        if found is not None and (allowed := allowed_values(type_, body, path)):
+            said = f"expected {_listed(allowed)}, got {found[1]}; send one of these, or leave it out"
+        field = re.split(r"(?=[.\[])", path.lstrip("."), maxsplit=1)
+        field[0] = names.get(field[0], field[0])
+        raise RequestError(f"{''.join(field) or 'body'}: {said[0].lower()}{said[1:]}", param=field[0] or None) from None
+
+
+def _converted(body: Any, type_: type[T]) -> T:
     try:
         return msgspec.convert(body, type_)
     except msgspec.ValidationError as error:
-        said, _, place = str(error).partition(" - at ")
-        path = place.strip("`").removeprefix("$").lstrip(".")
-        param = re.split(r"[.\[]", path)[0] or None
-        raise RequestError(f"{path or 'body'}: {said[0].lower()}{said[1:]}", param=param) from None
+        if _OTHER_NUMBER.search(str(error)) is None:
+            raise
+    return msgspec.convert(body, type_, strict=False)
+
+
+def _listed(values: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
 
 
 def rest_of(body: dict[str, Any], *types: type[msgspec.Struct]) -> dict[str, Any]:

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message
+from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message, TextPart
 from tracegrad.producers.llm_gateway.api.events import Api
 from tracegrad.producers.llm_gateway.api.messages.api import MESSAGES
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
+from tracegrad.producers.llm_gateway.api.openai_completions import OPENAI_COMPLETIONS
 from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
 from tracegrad.producers.llm_gateway.api.responses.api import RESPONSES
 from tracegrad.producers.llm_gateway.render.engine_render import chat_form
+from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import new_tool_call, next_tool_call
 from tracegrad.schemas.records.calls import ToolCall
 
@@ -20,6 +22,12 @@ FIRST = new_tool_call("0" * 32)
 SECOND = next_tool_call(FIRST)
 OTHER = new_tool_call("0" * 32)
 ASK = {"role": "user", "content": "x"}
+BODIES: dict[str, dict[str, Any]] = {
+    OPENAI_CHAT.path: {"messages": [ASK]},
+    OPENAI_COMPLETIONS.path: {"prompt": "x"},
+    RESPONSES.path: {"input": "x"},
+    MESSAGES.path: {"messages": [ASK], "max_tokens": 9},
+}
 
 
 def of_chat(it: str) -> list[Any]:
@@ -81,3 +89,60 @@ def test_what_stands_between_parts_an_answer(between: Message) -> None:
     ]
     request = ChatRequest(messages=(calls[0], Message(role="tool", tool_call_id=FIRST), between, calls[1]))
     assert with_whole_answers(request) == request
+
+
+@pytest.mark.parametrize(
+    ("api", "field", "given", "expected"),
+    [
+        (OPENAI_CHAT, "max_tokens", 16.0, "wishes.max_tokens=16"),
+        (OPENAI_CHAT, "max_completion_tokens", 8.0, "wishes.max_tokens=8"),
+        (OPENAI_CHAT, "n", 1.0, "num_choices=1"),
+        (OPENAI_CHAT, "seed", 7.0, "wishes.seed=7"),
+        (OPENAI_CHAT, "logprobs", 0, "wishes.top_logprobs=None"),
+        (OPENAI_CHAT, "logprobs", 1, "wishes.top_logprobs=0"),
+        (OPENAI_CHAT, "stream", 0, "is_stream=False"),
+        (OPENAI_COMPLETIONS, "max_tokens", 16.0, "wishes.max_tokens=16"),
+        (OPENAI_COMPLETIONS, "logprobs", 0.0, "wishes.top_logprobs=0"),
+        (RESPONSES, "max_output_tokens", 16.0, "wishes.max_tokens=16"),
+        (MESSAGES, "max_tokens", 16.0, "wishes.max_tokens=16"),
+        (MESSAGES, "top_k", 5.0, "wishes.top_k=5"),
+    ],
+)
+def test_numbers_in_each_others_form_are_taken(api: Api, field: str, given: Any, expected: str) -> None:
+    """As vLLM takes them: JavaScript and JSON schemas know one kind of number. The record keeps what was asked."""
+    request = api.read({**BODIES[api.path], field: given})
+    name, _, value = expected.partition("=")
+    found: Any = request
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert (str(found), type(found).__name__ in ("int", "bool", "NoneType")) == (value, True)
+    assert request.sampling_asked.get(field, given) == given
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "param", "said"),
+    [
+        (OPENAI_CHAT, {"max_tokens": 16.5}, "max_tokens", "expected `int | null`, got `float`"),
+        (OPENAI_CHAT, {"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens: expected `int`"),
+        (OPENAI_CHAT, {"logprobs": 2}, "logprobs", "expected `bool | null`, got `int`"),
+        (OPENAI_CHAT, {"tools": [{"type": "web", "function": {"name": "f"}}]}, "tools", "tools[0].type: expected func"),
+        (OPENAI_CHAT, {"tool_choice": "any"}, "tool_choice", "expected auto, none or required, got 'any'; send one of"),
+        (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens: expected `int` >= 1"),
+        (RESPONSES, {"reasoning": {"effort": "vast"}}, "reasoning", "reasoning.effort: expected high, low, max, med"),
+        (MESSAGES, {"stop_sequences": [""]}, "stop_sequences", "stop_sequences[0]: expected `str` of length >= 1"),
+        (MESSAGES, {"messages": [{"role": "ctx", "content": "x"}]}, "messages", "[0].role: expected user, assistant"),
+        (MESSAGES, {"tool_choice": {"type": "all"}}, "tool_choice", "tool_choice.type: expected any, auto, none or"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_field_as_its_api_calls_it(api: Api, fields: dict[str, Any], param: str, said: str) -> None:
+    """With the values that may stand there, and what to do."""
+    with pytest.raises(RequestError) as error:
+        api.read(BODIES[api.path] | fields)
+    assert (error.value.status, error.value.param) == (400, param) and said in str(error.value)
+
+
+def test_a_bare_string_among_parts_is_a_text() -> None:
+    """As vLLM reads it; of an assistant it joins the others."""
+    user = {"role": "user", "content": ["a", {"type": "text", "text": "b"}]}
+    request = OPENAI_CHAT.read({"messages": [user, {**user, "role": "assistant"}, {"role": "user", "content": ["c"]}]})
+    assert [message.content for message in request.messages] == [(TextPart("a"), TextPart("b")), "ab", "c"]

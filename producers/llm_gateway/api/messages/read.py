@@ -29,6 +29,7 @@ UNPARSED = "_unparsed_arguments"
 _ASKED = (
     "temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "tool_choice", "output_config", "thinking",
 )  # fmt: skip
+_NAMES = {"stop": "stop_sequences"}
 _REFUSED = ("mcp_servers", "container")
 _BILLING = "x-anthropic-billing-header"
 """Begins a line of Claude Code's system prompt that differs with each request: no prompt would continue another."""
@@ -139,7 +140,7 @@ def read(body: dict[str, Any]) -> ChatRequest:
         )
     named = {name: body[name] for name in ("temperature", "top_p", "top_k") if body.get(name) is not None}
     named |= {"max_tokens": asked.max_tokens, "stop": asked.stop_sequences or []}
-    return _request(body, asked, wishes=read_as(named, Wishes), is_stream=bool(asked.stream))
+    return _request(body, asked, wishes=read_as(named, Wishes, _NAMES), is_stream=bool(asked.stream))
 
 
 def read_to_count(body: dict[str, Any]) -> ChatRequest:

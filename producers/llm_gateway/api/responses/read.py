@@ -30,6 +30,7 @@ _ASKED = (
     "temperature", "top_p", "top_logprobs", "max_output_tokens", "tool_choice", "parallel_tool_calls", "text",
     "reasoning",
 )  # fmt: skip
+_NAMES = {"max_tokens": "max_output_tokens"}
 _REFUSED = ("background", "conversation", "prompt")
 
 
@@ -138,7 +139,7 @@ def _wishes(read: _Body) -> Wishes:
     named = {"temperature": read.temperature, "top_p": read.top_p, "max_tokens": read.max_output_tokens}
     if read.top_logprobs or LOGPROBS in (read.include or ()):
         named["top_logprobs"] = read.top_logprobs or 0
-    return read_as({name: value for name, value in named.items() if value is not None}, Wishes)
+    return read_as({name: value for name, value in named.items() if value is not None}, Wishes, _NAMES)
 
 
 def _engines(read: _Body) -> dict[str, Any]:
