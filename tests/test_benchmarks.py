@@ -69,7 +69,7 @@ def test_page_benchmark_still_runs(
     )
     run, has = small_run(), (Topic.WEIGHTS, Topic.TRAINING_STEPS)
     kept = Kept(
-        run=run_dir.record.hash, mark="", dead_letters=[], counts={}, ends={}, settings={},
+        run=run_dir.record.hash, mark="", dead_letters=[], counts={}, ends={},
         records=[(topic, value) for topic in has for value in run.values(topic)],
     )  # fmt: skip
     (run_dir.path / KEPT).write_bytes(msgspec.msgpack.encode(kept))
