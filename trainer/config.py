@@ -218,6 +218,8 @@ class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):
     work_dir: str
     """Holds `checkpoints/`, `weights/` (the root that engines may load from) and `adapters/`."""
     seed: int
+    chat_template: str | None = None
+    """A file whose template each version's folder has instead of the base model's."""
     history: History | None = None
     """What lies there to be trained on, where the run replays another one; None: `transitions` grow, and are waited
     for."""

@@ -114,7 +114,8 @@ class ChatEngine:
             port=int(self.url.rpartition(":")[2]),
             token=self.token,
         )
-        is_cpu = check_start(config, model=self._folder, needs_tools=handles.needs_tools)
+        needs_tools, template = handles.needs_tools, handles.chat_template
+        is_cpu = check_start(config, model=self._folder, needs_tools=needs_tools, chat_template=template)
         argv = engine_argv(config, handles, is_cpu=is_cpu)
         env = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
         with self._log.open("wb") as log:

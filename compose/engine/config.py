@@ -84,5 +84,7 @@ class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Whoever does not show it as a Bearer key gets 401."""
     ordinal: int = 0
     """Which of the run's engines it is: how many GPUs it lies behind the first one's."""
+    chat_template: str | None = None
+    """A file whose template is used instead of the model's."""
     shares_gpu: bool = False
     """The trainer trains on the GPU that it would run on."""

@@ -20,12 +20,15 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _MARK = "tracegrad_probe"
 
 
-def check_model(folder: str, *, needs_tools: bool, is_cpu: bool, max_model_len: int) -> None:
+def check_model(
+    folder: str, *, needs_tools: bool, is_cpu: bool, max_model_len: int, chat_template: str | None = None
+) -> None:
     """Raises ConfigurationError unless the folder holds a model that the engine can serve to the agent.
 
     Args:
         needs_tools: the agent calls tools, so the chat template must show them to the model.
         is_cpu: the engine is vLLM's CPU build, whose attention knows certain head sizes only.
+        chat_template: a file whose template is used instead of the folder's.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -36,14 +39,17 @@ def check_model(folder: str, *, needs_tools: bool, is_cpu: bool, max_model_len: 
     if not (path / "tokenizer.json").is_file():
         raise ConfigurationError(f"[policy] model: expected tokenizer.json in {folder}, save a fast tokenizer")
     _check_shape(config, folder, is_cpu=is_cpu, max_model_len=max_model_len)
-    template = read_chat_template(path)
+    try:
+        template = read_chat_template(path) if chat_template is None else Path(chat_template).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"[policy] chat_template: cannot read {chat_template}: {error}") from error
     if template is None:
         raise ConfigurationError(
             f"[policy] model: {folder} has no chat template, so chat messages cannot be shown to it; "
-            "use its instruct variant or add chat_template.jinja"
+            "use its instruct variant or name a template by [policy] chat_template"
         )
     if needs_tools:
-        _check_tools(template, _special_tokens(path), folder)
+        _check_tools(template, _special_tokens(path), folder if chat_template is None else chat_template)
 
 
 def read_chat_template(folder: Path) -> str | None:

@@ -119,6 +119,8 @@ def engine_argv(config: EngineConfig, handles: EngineHandles, *, is_cpu: bool) -
         # The worker inside the engine core: one process, 0.6 GB and 9 s of start less (see engine_environment).
         options.append(("--distributed-executor-backend", "uni"))
         flags.append("--enforce-eager")
+    if handles.chat_template is not None:
+        options.append(("--chat-template", handles.chat_template))
     if config.tool_call_parser:
         options.append(("--tool-call-parser", config.tool_call_parser))
         flags.append("--enable-auto-tool-choice")
@@ -173,14 +175,15 @@ def _gpu(config: EngineConfig, ordinal: int, visible: str) -> str:
     return names[number]
 
 
-def check_start(config: EngineConfig, *, model: str, needs_tools: bool) -> bool:
-    """Whether the engine would run on the CPU.
+def check_start(config: EngineConfig, *, model: str, needs_tools: bool, chat_template: str | None = None) -> bool:
+    """Whether the engine would run on the CPU. `chat_template`: a file whose template is used instead of the model's.
 
     Raises:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
     is_cpu = probe(config)
-    check_model(model, needs_tools=needs_tools, is_cpu=is_cpu, max_model_len=config.max_model_len)
+    longest = config.max_model_len
+    check_model(model, needs_tools=needs_tools, is_cpu=is_cpu, max_model_len=longest, chat_template=chat_template)
     return is_cpu
 
 
@@ -190,7 +193,8 @@ def serve(config: EngineConfig, handles: EngineHandles) -> NoReturn:
     Raises:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
-    is_cpu = check_start(config, model=handles.model, needs_tools=handles.needs_tools)
+    template = handles.chat_template
+    is_cpu = check_start(config, model=handles.model, needs_tools=handles.needs_tools, chat_template=template)
     argv = engine_argv(config, handles, is_cpu=is_cpu)
     environment = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
     sys.stdout.flush()

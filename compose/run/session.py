@@ -160,10 +160,13 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
     if policy.model is None:
         return
     if not urls:
-        check_start(settings.engine, model=policy.model, needs_tools=policy.tools)
+        template = policy.chat_template
+        check_start(settings.engine, model=policy.model, needs_tools=policy.tools, chat_template=template)
         return
     # What those engines run on, and how long a context it takes, was its owner's choice.
-    check_model(policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1)
+    check_model(
+        policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1, chat_template=policy.chat_template
+    )
     plugin = install_plugin(str(run_dir.path)).parent
     for url in urls:
         wait_ready(url, say=say)

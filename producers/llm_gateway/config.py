@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.section import Count, Model, Seconds, Section
+from tracegrad.schemas.section import Count, File, Model, Seconds, Section
 
 from ..exposure import ListenConfig
 
@@ -32,6 +32,10 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     model: Model | None = None
     """A Hugging Face folder (config, tokenizer, safetensors), or a hub name where a hub is reachable. None: there is no
     policy, and `tracegrad up --only capture` passes calls on to `[[upstream]]` alone."""
+    chat_template: File | None = None
+    """A Jinja chat template of your own, instead of the model's, for a family whose turns do not merge
+    (docs/templates.md): the engine renders by it, and every version's folder holds it. An engine of [engine] url is to
+    be started with it too (`--chat-template`)."""
     temperature: Annotated[float, Meta(ge=0.01, le=2)] = 1.0
     """Sampling temperature of training rollouts; a greedy policy learns nothing. vLLM takes less than 0.01 for 0.01 and
     refuses more than 2."""

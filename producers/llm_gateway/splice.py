@@ -305,17 +305,15 @@ async def build_prompt(
     else:
         sampled = match.call.sampled_ids[-1:].tolist()
         ending = Ending(await ends.find(renderer, waits), sampled[0] if sampled else None, ends.terminals)
-        in_full, up_to = asyncio.ensure_future(rendered()), asyncio.ensure_future(rendered(match.position + 1))
-        await asyncio.wait({in_full, up_to})
-        full, done = in_full.result()
         try:
-            start = up_to.result()[0].ids
-            rest = rest_after(start, full.ids, ending)
+            (full, done), (up_to, _) = await asyncio.gather(rendered(), rendered(match.position + 1))
+            rest = rest_after(up_to.ids, full.ids, ending)
             if rest is None:
-                rest = rest_after_changed((await rendered(match.position))[0].ids, start, full.ids, ending)
+                before, _ = await rendered(match.position)
+                rest = rest_after_changed(before.ids, up_to.ids, full.ids, ending)
         except EngineRefusal:
-            # A template that refuses a part of what it renders as a whole.
-            rest = Rest(reason="part_refused")
+            # Of the whole, or of a part, which some templates refuse alone.
+            (full, done), rest = await rendered(), Rest(reason="part_refused")
         prompt = splice(match, full.ids, rest)
     return msgspec.structs.replace(prompt, notes=(*done, *odd_results(request.messages))), full.grammar
 

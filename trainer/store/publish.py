@@ -34,6 +34,8 @@ _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Config, tokenizer, templates. Weights are ours to write; code is never copied."""
 _WEIGHTS = "model.safetensors"
 _ADAPTERS = "adapters.safetensors"
+_TEMPLATE = "chat_template.jinja"
+"""The first that transformers, vLLM and the gateway look for."""
 
 
 class Publisher:
@@ -112,6 +114,8 @@ class Publisher:
         for path in sorted(Path(self._handles.model).iterdir()):
             if path.suffix in _COPIED and path.is_file() and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, folder / path.name)
+        if self._handles.chat_template is not None:
+            shutil.copyfile(self._handles.chat_template, folder / _TEMPLATE)
         config = json.loads((folder / "config.json").read_text())
         config.pop("torch_dtype", None)
         config["dtype"] = str(dtype).removeprefix("torch.")

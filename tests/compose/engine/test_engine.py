@@ -69,6 +69,15 @@ def test_a_tool_parser_of_ones_own_is_named_to_vllm(tmp_path: Path) -> None:
     assert option(argv, "--tool-call-parser") == "own"
 
 
+def test_a_chat_template_of_ones_own_is_named_to_vllm(tmp_path: Path) -> None:
+    """And only then: else the model's own counts."""
+    config, handles = config_for(tmp_path)
+    own = str(tmp_path / "own.jinja")
+    argv = engine_argv(config, msgspec.structs.replace(handles, chat_template=own), is_cpu=True)
+    assert option(argv, "--chat-template") == own
+    assert "--chat-template" not in engine_argv(config, handles, is_cpu=True)
+
+
 def test_gpu_build_gets_no_cpu_settings(tmp_path: Path) -> None:
     """bfloat16, graphs, its own cache size and executor."""
     argv = engine_argv(*config_for(tmp_path, tool_call_parser=None), is_cpu=False)
@@ -113,6 +122,17 @@ def test_engine_leaves_memory_to_a_trainer_on_its_gpu(
     argv = engine_argv(settings.engine, handles, is_cpu=False)
     assert (option(argv, "--gpu-memory-utilization") if "--gpu-memory-utilization" in argv else None) == share
     assert "--gpu-memory-utilization" not in engine_argv(settings.engine, handles, is_cpu=True)
+
+
+def test_a_chat_template_of_ones_own_reaches_engine_and_trainer(tmp_path: Path) -> None:
+    """From `[policy]`: what renders the prompts, and what every version's folder holds."""
+    own = str(tmp_path / "own.jinja")
+    settings = RunSettings(run="test", policy=PolicyConfig(model=str(tmp_path), chat_template=own))
+    run_dir = RunDir.create(tmp_path / "test", settings)
+    urls: dict[str, Any] = {"llm_url": "http://h:2", "otlp_endpoint": "http://h:3", "engine_urls": ("http://h:4",)}
+    run_dir.write_start(settings, Endpoints(bootstrap_servers="h:1", **urls))
+    wiring = Wiring(run_dir)
+    assert wiring.engine().chat_template == wiring.trainer().chat_template == own
 
 
 @pytest.mark.parametrize(
@@ -271,6 +291,18 @@ class TestModelChecks:
         self.check(folder)
         (folder / "chat_template.jinja").write_text("file wins")
         assert read_chat_template(folder) == "file wins"
+
+    def test_a_template_of_ones_own_is_judged_instead(self, folder: Path) -> None:
+        """`[policy] chat_template`, by its own name in what is said of it."""
+        own = folder / "own.jinja"
+        own.write_text(CHAT_TEMPLATE)
+        self.template(folder, None)
+        self.check(folder, chat_template=str(own))
+        own.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+        with pytest.raises(ConfigurationError, match=r"own\.jinja ignores tools"):
+            self.check(folder, chat_template=str(own))
+        with pytest.raises(ConfigurationError, match=r"\[policy\] chat_template: cannot read .*gone"):
+            self.check(folder, chat_template=str(folder / "gone"))
 
     def test_missing_template_is_refused(self, folder: Path) -> None:
         """A base model has none."""

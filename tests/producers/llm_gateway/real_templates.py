@@ -22,7 +22,10 @@ __all__ = ["FOLDER", "NOW", "RealTemplate", "load"]
 
 FOLDER = Path(__file__).parents[2] / "data" / "templates"
 NOW = Waits(sticky="", deadline=0.0)
-_SPECIAL = re.compile(r"<\|[^|>\s]{1,40}\|>|</?s>|\[/?(?:INST|TOOL_CALLS|TOOL_RESULTS)\]|\[gMASK\]|<sop>")
+_SPECIAL = re.compile(
+    r"<\|[^|>\s]{1,40}\|>|<\uff5c[^\uff5c>\s]{1,40}\uff5c>|</?s>|\[/?(?:INST|TOOL_CALLS|TOOL_RESULTS)\]|\[gMASK\]|<sop>"
+    r"|<(?:start|end)_of_turn>|<\|[a-z_]+>|<[a-z_]+\|>|<end_of_utterance>"
+)
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 

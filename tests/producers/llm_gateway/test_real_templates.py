@@ -3,106 +3,21 @@ rendering."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.producers.llm_gateway.real_templates import NOW, load
-from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.splice import (
-    EarlierCall,
-    EndOfMessage,
-    Prompt,
-    SpliceHistory,
-    build_prompt,
-    conversation_digest,
-    splice_context,
-)
-from tracegrad.schemas.ids import CallId
+from tests.producers.llm_gateway.families import ENDS, SCENES, Talk, Turn, segments
+from tests.producers.llm_gateway.real_templates import FOLDER
 
-TOOLS = [{"type": "function", "function": {"name": "calc", "description": "adds", "parameters": {"type": "object"}}}]
-ENDS = {
-    "qwen3": ("<|im_end|>", "<|im_end|>"),
-    "qwen3_5_think": ("<|im_end|>", "<|im_end|>"),
-    "phi3_5": ("<|end|>", "<|end|>"),
-    "glm4moe": ("<|user|>", "<|observation|>"),
-    "gptoss": ("<|return|>", "<|call|>"),
-}
-"""Template -> what its model samples as the end of an answer, and of one that calls a tool."""
-
-
-class Turn(NamedTuple):
-    """What the agent says, and the answer to it."""
-
-    says: str
-    answer: str
-    calls_tool: bool = False
-    thought: str = ""
-    tells_thought: bool = False
-    """The agent repeats the thought in later requests."""
-    ends: bool = True
-    """The end was sampled."""
-
-
-class Talk:
-    """A conversation of an agent, whose answers are what a model might sample."""
-
-    def __init__(self, name: str, **fields: Any) -> None:
-        self.template: Any = load(name)
-        self._ends = ENDS[name]
-        self._fields = fields
-        self.history, self.known = SpliceHistory(), EndOfMessage()
-        self.messages: list[dict[str, Any]] = []
-        self.prompts: list[Prompt] = []
-        self.sampled: list[int] = []
-
-    async def ask(self, turn: Turn) -> tuple[Prompt, list[int]]:
-        """The prompt for a turn, and the same conversation as the template renders it."""
-        calls = self.messages[-1].get("tool_calls") if self.messages else None
-        if calls:
-            self.messages.append({"role": "tool", "tool_call_id": calls[0]["id"], "content": turn.says})
-        else:
-            self.messages.append({"role": "user", "content": turn.says})
-        request = OPENAI_CHAT.read({"messages": self.messages, "tools": TOOLS, **self._fields})
-        prompt, _ = await build_prompt(self.template, self.known, self.history, request, NOW)
-        self.prompts.append(prompt)
-        return prompt, (await self.template.ids(request, NOW)).ids
-
-    def answer(self, turn: Turn) -> None:
-        """Remembers what was sampled, and says it as the agent repeats it."""
-        number = len(self.prompts)
-        request = OPENAI_CHAT.read({"messages": self.messages, "tools": TOOLS, **self._fields})
-        message: dict[str, Any] = {"role": "assistant", "content": turn.answer}
-        if turn.calls_tool:
-            function = {"name": "calc", "arguments": '{"expr": "1+2"}'}
-            message["tool_calls"] = [{"id": f"call{number:05}", "type": "function", "function": function}]
-        if turn.tells_thought:
-            message["reasoning_content"] = turn.thought
-        text = f"<think>\n{turn.thought}\n</think>\n\n{turn.answer}" if turn.thought else turn.answer
-        self.sampled = self.template.encode(text) or [0]
-        if turn.ends:
-            self.sampled.append(self.template.special(self._ends[turn.calls_tool]))
-            self.known.saw(self.sampled[-1])
-        read = OPENAI_CHAT.read({"messages": [message]}).messages[0]
-        call = EarlierCall(
-            call_id=CallId(f"c{number}"),
-            prompt_ids=self.prompts[-1].ids,
-            sampled_ids=np.asarray(self.sampled, np.int32),
-            tool_call_ids=tuple(call.id for call in read.tool_calls),
-            is_cut=False,
-        )
-        self.history.remember(conversation_digest(splice_context(request), request.messages), read, call)
-        self.messages.append(message)
-
-    async def play(self, turns: list[Turn]) -> list[str]:
-        """All turns; how each prompt after the first one came about."""
-        for turn in turns:
-            await self.ask(turn)
-            self.answer(turn)
-        return [prompt.outcome.reason or prompt.outcome.kind for prompt in self.prompts[1:]]
+DOCS = Path(__file__).parents[3] / "docs" / "templates.md"
+WORDS_OF = {
+    "qwen3": "Qwen3 (hybrid)", "qwen3_5_think": "Qwen3.5", "glm4moe": "GLM-4.5", "phi3_5": "Phi-3", "gptoss": "gpt-oss",
+}  # fmt: skip
+"""A fixture -> its family in the docs."""
 
 
 WORDS = st.text(alphabet="ab3 \n", max_size=6)
@@ -159,6 +74,15 @@ async def test_twelve_turns_with_tools_are_one_segment(name: str, turns: list[Tu
     assert await Talk(name).play(turns) == ["extended"] * 11
 
 
+async def test_the_table_of_the_docs_is_what_is_measured() -> None:
+    """The rows of the fixtures' families, by docs/templates.md's words for them."""
+    rows = {row.split("|")[1]: row for row in DOCS.read_text().splitlines() if row.startswith("| ")}
+    for name, words in WORDS_OF.items():
+        (row,) = [row for names, row in rows.items() if words in names]
+        cells = [await segments((FOLDER / f"{name}.jinja").read_text(), name, turns) for turns in SCENES.values()]
+        assert [cell.strip() for cell in row.split("|")[2:-1]] == cells, name
+
+
 @pytest.mark.parametrize("thinks", [True, False])
 async def test_qwen3_answers_without_thoughts_extend(thinks: bool) -> None:
     """As last message its template writes an empty think block, which is in no prompt, or in the generation prompt."""
@@ -180,9 +104,8 @@ async def test_glm_ends_an_answer_by_the_next_role_which_is_not_doubled() -> Non
 
 async def test_an_answer_that_ends_by_another_role_than_the_next_starts_a_segment() -> None:
     """GLM sampled the role of a tool's result, and a user's message came: its end stands nowhere in the template."""
-    talk = Talk("glm4moe")
+    talk = Talk("glm4moe", ends=("<|observation|>", "<|observation|>"))
     await talk.ask(Turn("1+2?", ""))
-    talk._ends = ("<|observation|>", "<|observation|>")
     talk.answer(Turn("", "It is 3"))
     prompt, full = await talk.ask(Turn("thanks", ""))
     assert (prompt.outcome.reason, prompt.ids.tolist()) == ("no_end_of_message", full)

@@ -69,6 +69,18 @@ def test_manifest_describes_every_file(untied: Path, tmp_path: Path) -> None:
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file.bytes, file.sha256)
 
 
+def test_a_version_has_the_chat_template_that_the_run_names(untied: Path, tmp_path: Path) -> None:
+    """In the file that wins over the tokenizer's, and in the manifest."""
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ messages }}")
+    handles = TrainerHandles(
+        run_hash=RUN, policy="policy", model=str(untied), work_dir=str(tmp_path), seed=0, chat_template=str(own)
+    )
+    manifest = write(Publisher(handles, keep=0, is_held=lambda _: False), loaded(untied), 1)
+    assert (Path(manifest.uri) / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert "chat_template.jinja" in {file.name for file in manifest.files}
+
+
 def test_config_names_the_dtype_that_was_written(untied: Path, tmp_path: Path) -> None:
     """A float32 base that trains in bfloat16 is served in bfloat16."""
     manifest = write(publisher(untied, tmp_path), loaded(untied, dtype="bfloat16"), 1)
