@@ -178,16 +178,17 @@ class SpliceHistory:
 def _forms(
     answer: Message, call: EarlierCall, stop_text: str, stops: Sequence[str]
 ) -> Iterator[tuple[Message, EarlierCall]]:
-    """An answer as it was sent, and with the stop string put back that was cut off; each with its call, which is cut
-    where more was sampled than the form says. White space at the end, which templates trim, does not count."""
+    """An answer as it was sent, and with the stop string put back that was cut off, which some agents strip
+    besides; each with its call, which is cut where more was sampled than the form says. White space around a text,
+    which templates trim, does not count."""
     if not call.is_cut or not stop_text or answer.tool_calls:
         yield answer, call
         return
-    yield answer, msgspec.structs.replace(call, is_cut=bool(stop_text.strip()))
-    for stop in stops:
-        if stop_text.startswith(stop):
-            whole = msgspec.structs.replace(answer, content=f"{answer.content or ''}{stop}")
-            yield whole, msgspec.structs.replace(call, is_cut=bool(stop_text[len(stop) :].strip()))
+    said = answer.content if isinstance(answer.content, str) else ""
+    texts = [said, *(f"{said}{stop}" for stop in stops if stop_text.startswith(stop))]
+    for form in dict.fromkeys(form for text in texts for form in (text, text.strip())):
+        is_cut = form.strip() != f"{said}{stop_text}".strip()
+        yield msgspec.structs.replace(answer, content=form), msgspec.structs.replace(call, is_cut=is_cut)
 
 
 def _conversations(context: Any, messages: Sequence[Message]) -> list[bytes]:

@@ -110,6 +110,17 @@ async def test_ids_are_gone_on_from_only_where_they_say_what_the_agent_repeats(
             assert full_prompt(second, r.calls()) == engine.render(asked, None, generation_prompt=True)
 
 
+async def test_an_agent_that_strips_what_it_puts_back_goes_on_from_what_was_sampled() -> None:
+    """White space around a text is the agent's and the template's matter."""
+    async with rig() as r:
+        await r.begin()
+        r.engine.replies.extend([Reply(f"\n {THOUGHT}{STOP}"), Reply("3")])
+        message = (await r.chat(ASK, stop=[STOP]))["choices"][0]["message"]
+        message["content"] = [{"type": "text", "text": (message["content"] + STOP).strip()}]
+        await r.chat([*ASK, message, RESULT], stop=[STOP])
+        assert [call.splice.kind for call in r.calls()] == ["first", "extended"]
+
+
 async def test_a_tool_call_that_ends_at_a_stop_string_is_gone_on_from() -> None:
     """Nothing of it is cut off: the agent has the whole call."""
     async with rig() as r:
