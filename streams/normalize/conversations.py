@@ -20,7 +20,7 @@ from tracegrad.schemas.otlp.values import AttributeValue
 from tracegrad.schemas.records.calls import CallRecord, UpstreamCall
 from tracegrad.schemas.records.facts import LinkFact, LinkSource, LogFact, SpanFact
 
-__all__ = ["Conversations", "link_of_call", "links_of_event"]
+__all__ = ["Conversations", "link_of_call", "links_of_event", "links_of_ids"]
 
 _NAMING = frozenset((*ROLLOUT_KEYS, *CONVERSATION_KEYS))
 _MAX_OPEN = 8
@@ -39,7 +39,7 @@ def link_of_call(call: CallRecord | UpstreamCall, runs: Container[str]) -> LinkF
     return None
 
 
-def _links_of_ids(fact: SpanFact | LogFact, runs: Container[str]) -> list[LinkFact]:
+def links_of_ids(fact: SpanFact | LogFact, runs: Container[str]) -> list[LinkFact]:
     """By the gateway's ids that a captured span, or one of its log events, repeats; an attempt's key is none."""
     return [
         LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
@@ -56,7 +56,7 @@ def links_of_event(
 ) -> list[LinkFact]:
     """Those of a captured span's log event: the conversation's id may stand there alone. Its session tells nothing that
     its span's does not."""
-    links, named = _links_of_ids(fact, runs), _named(fact, attributes, resource, runs)
+    links, named = links_of_ids(fact, runs), _named(fact, attributes, resource, runs)
     return links if named is None or named.source is LinkSource.SESSION else [*links, named]
 
 
@@ -94,7 +94,7 @@ class Conversations:
         self, fact: SpanFact, attributes: Mapping[str, AttributeValue], resource: Mapping[str, AttributeValue]
     ) -> list[LinkFact]:
         """Those of a captured span, by its attributes, else its resource's."""
-        links, named = _links_of_ids(fact, self._runs), _named(fact, attributes, resource, self._runs)
+        links, named = links_of_ids(fact, self._runs), _named(fact, attributes, resource, self._runs)
         if named is None:
             return links
         if named.source is LinkSource.SESSION and not self._is_conversation(named.key, fact):

@@ -72,8 +72,9 @@ class Normalize(StageFold[None]):
     def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
         super().__init__(rules, topics, metrics)
         self._runs = rules.runs
-        self._spans = SpanReader(self._runs, judge=ToolJudge(rules.streams.tools), metrics=self.metrics)
-        self._logs = LogReader(self._runs, metrics=self.metrics)
+        judge = ToolJudge(rules.streams.tools)
+        self._spans = SpanReader(self._runs, judge=judge, metrics=self.metrics)
+        self._logs = LogReader(self._runs, judge=judge, metrics=self.metrics)
         self._raw = {topics.name(topic): topic for topic in INPUTS[Stage.NORMALIZE]}
         self._spans_topic, self._logs_topic = topics.name(Topic.OTLP_SPANS), topics.name(Topic.OTLP_LOGS)
         self._codecs: dict[str, Codec[Any]] = {

@@ -3,8 +3,9 @@
 In: `ExportLogsServiceRequest` bytes. Out: Scan. Events that are read:
 `gen_ai.client.inference.operation.details` (response id, answer), `gen_ai.choice` (the answer, OpenTelemetry's older
 form), `gen_ai.tool.message` (the id that a tool's result answers), and of any other `gen_ai.*` event, but an
-evaluation's, the agent's name and the response's id. Invariant: texts stay out of facts; a record that tells nothing,
-or belongs to no span, gives none, so that an application's other logs cost no room.
+evaluation's, the agent's name and the response's id; Codex' `codex.tool_result` is a tool's execution, with a span or
+without. Invariant: texts stay out of facts but for a tool's result; a record that tells nothing, or belongs to no span,
+gives none, so that an application's other logs cost no room.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tracegrad.schemas.attributes import (
     GEN_AI_AGENT_NAME,
     GEN_AI_OUTPUT_MESSAGES,
     GEN_AI_RESPONSE_ID,
+    SERVICE_NAME,
 )
 from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.metrics import ATTRIBUTES_DROPPED, Metrics
@@ -26,8 +28,10 @@ from tracegrad.schemas.otlp.signal import LOGS
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of, plain
 from tracegrad.schemas.records.facts import LogFact
 
-from .conversations import links_of_event
+from .conversations import links_of_event, links_of_ids
+from .dialects.codex import TOOL_RESULT, TOOL_RESULT_KEYS, execution_of_log, trace_of_log
 from .reading.agent_hints import is_wrapper
+from .reading.judge_tool import ToolJudge
 from .reading.read_output import NOTHING, Output, of_messages
 from .reading.span_view import MAX_TEXT, json_value
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Scan, Source
@@ -43,16 +47,17 @@ _EVALUATION = "gen_ai.evaluation.result"
 _EVENT_NAME = "event.name"
 """Where the event's name stood before records had a field for it."""
 _KEYS = IDENTITY_KEYS.union(
-    CONVERSATION_KEYS, (GEN_AI_AGENT_NAME, GEN_AI_OUTPUT_MESSAGES, GEN_AI_RESPONSE_ID, _EVENT_NAME)
+    CONVERSATION_KEYS, TOOL_RESULT_KEYS, (GEN_AI_AGENT_NAME, GEN_AI_OUTPUT_MESSAGES, GEN_AI_RESPONSE_ID, _EVENT_NAME)
 )
-_RESOURCE_KEYS = RESOURCE_KEYS.union(CONVERSATION_KEYS)
+_RESOURCE_KEYS = RESOURCE_KEYS.union(CONVERSATION_KEYS, (SERVICE_NAME,))
 
 
 class LogReader:
     """Reads requests for one run. Not thread-safe."""
 
-    def __init__(self, runs: Container[str], *, metrics: Metrics) -> None:
+    def __init__(self, runs: Container[str], *, judge: ToolJudge, metrics: Metrics) -> None:
         self._runs = runs
+        self._judge = judge
         self._metrics = metrics
 
     def read(self, value: bytes, *, signer: str | None) -> Scan:
@@ -61,12 +66,15 @@ class LogReader:
         return scan.read(self._read_record, _RESOURCE_KEYS)
 
     def _read_record(self, record: LogRecord, source: Source, scan: Scan) -> None:
-        if len(record.trace_id) != 16 or len(record.span_id) != 8 or not any(record.span_id):
-            return
         if record.dropped_attributes_count:
             self._metrics.add(ATTRIBUTES_DROPPED, "logs", num=record.dropped_attributes_count)
         attributes = attributes_of(record.attributes, _KEYS)
         name = record.event_name or str(attributes.get(_EVENT_NAME, ""))
+        if attributes.get(_EVENT_NAME) == TOOL_RESULT:
+            self._read_execution(record, attributes, source, scan)
+            return
+        if len(record.trace_id) != 16 or len(record.span_id) != 8 or not any(record.span_id):
+            return
         told = _told(name, attributes, record) if name.startswith(_PREFIX) and name != _EVALUATION else {}
         if not any(told.values()):
             return
@@ -81,6 +89,18 @@ class LogReader:
             )
             is_captured = place.is_captured
             scan.add(place, fact, links_of_event(fact, attributes, source.resource, self._runs) if is_captured else ())
+
+    def _read_execution(
+        self, record: LogRecord, attributes: Mapping[str, AttributeValue], source: Source, scan: Scan
+    ) -> None:
+        trace = trace_of_log(record, attributes)
+        place = scan.place(trace, attributes, source)
+        if place is None:
+            return
+        service = str(source.resource.get(SERVICE_NAME, ""))[:MAX_TEXT]
+        fact = execution_of_log(record, trace, attributes, self._judge, service=service, proved_by=place.proved_by)
+        if fact is not None:
+            scan.add(place, fact, links_of_ids(fact, self._runs) if place.is_captured else ())
 
 
 def _told(name: str, attributes: Mapping[str, AttributeValue], record: LogRecord) -> dict[str, Any]:

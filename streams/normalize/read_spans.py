@@ -23,6 +23,7 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind
 from .conversations import Conversations
 from .dialects.agent_lightning import AGENT_LIGHTNING
 from .dialects.agentops import AGENTOPS
+from .dialects.codex import CODEX
 from .dialects.dialect import Dialect, Reading
 from .dialects.frameworks import ADK, CLAUDE_CODE, PYDANTIC_AI
 from .dialects.langfuse import LANGFUSE
@@ -49,6 +50,7 @@ DIALECTS: tuple[Dialect, ...] = (
     AGENTOPS,
     AGENT_LIGHTNING,
     CLAUDE_CODE,
+    CODEX,
     LANGFUSE,
     LANGSMITH,
     LITELLM,
@@ -77,6 +79,9 @@ for _dialect in DIALECTS:
         _BY_MARK.setdefault(_mark, []).append(_dialect)
 _NAMES = tuple(name for dialect in DIALECTS for name in dialect.names)
 _EVENTS = {name: keys for dialect in DIALECTS for name, keys in dialect.events.items()}
+_UNNAMED = "event "
+"""How the names of Rust's events begin, which are a line of code; what happened is an attribute."""
+_EVENT_NAME = frozenset({"event.name"})
 _RESOURCE_KEYS = RESOURCE_KEYS.union(CONVERSATION_KEYS, (SERVICE_NAME, COUNTED_SPAN))
 _MAX_NAME = 200
 _UNTOLD: dict[str, Any] = {"kind": SpanKind.OTHER, "dialect": "none"}
@@ -116,7 +121,10 @@ class SpanReader:
     def _fact(self, span: Span, attributes: Mapping[str, AttributeValue], source: Source, place: Place) -> SpanFact:
         name, parent, resource = span.name[:_MAX_NAME], span.parent_span_id, source.resource
         told = {**_UNTOLD, "agent_hints": agent_hints(attributes)}
-        if dialects := _spoken(name, attributes):
+        dialects = _spoken(name, attributes)
+        if span.events and _tells_of_tool(span):
+            dialects.append(CODEX)
+        if dialects:
             told |= self._told(_view(span, name, attributes, source.scope, told["agent_hints"]), dialects)
         return SpanFact(
             trace_id=span.trace_id.hex(),
@@ -160,12 +168,24 @@ def _spoken(name: str, attributes: Iterable[str]) -> list[Dialect]:
     return marked
 
 
+def _called(event: Span.Event) -> str:
+    """What happened, by the event's name or in its stead."""
+    if not event.name.startswith(_UNNAMED):
+        return str(event.name)
+    return str(attributes_of(event.attributes, _EVENT_NAME).get("event.name", ""))
+
+
+def _tells_of_tool(span: Span) -> bool:
+    """Whether one of its events is Codex' word on a tool, on whatever span was at work."""
+    return any(event.name.startswith(_UNNAMED) and _called(event) in CODEX.events for event in span.events)
+
+
 def _view(
     span: Span, name: str, attributes: Mapping[str, AttributeValue], scope: str, hints: Mapping[str, str]
 ) -> SpanView:
     has_exception, events = False, dict[str, dict[str, AttributeValue]]()
     for event in span.events:
-        called = event.name
+        called = _called(event)
         has_exception |= called == "exception"
         if called in _EVENTS:
             events[called] = attributes_of(event.attributes, _EVENTS[called])
