@@ -80,7 +80,7 @@ class _Fold:
             marker = Output(topic=self.marker_topic, key=record.key, value=b"{}", partition=record.partition)
         return Emission(outputs=outputs, marker=marker, done=(record.position,))
 
-    def propose(self, now_s: float) -> Sequence[Output]:
+    def propose(self, now_s: float, now_ms: int = 0) -> Sequence[Output]:
         return ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -24,6 +25,7 @@ from tracegrad.compose.run.settings import RunSettings
 from tracegrad.consumers.page.kept import Kept
 from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
 from tracegrad.producers.llm_gateway.config import PolicyConfig
+from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.torch
@@ -156,3 +158,11 @@ def test_replay_benchmark_still_runs() -> None:
     assert "'episodes': 128, 'groups': 32" in lines[4]
     assert lines[5].endswith("1792 records, 256 episodes")
     assert lines[-1].split()[:2] == ["1792", "records"]
+
+
+def test_the_workers_benchmark_folds_as_the_worker_asks() -> None:
+    """Its fold takes what a Fold takes, method by method."""
+    fold = runpy.run_path(str(BENCHMARKS / "streams_worker.py"))["_Fold"]
+    for name in ("reset", "restore", "fold", "propose"):
+        own, asked = (inspect.signature(getattr(one, name)).parameters for one in (fold, Fold))
+        assert [*own] == [*asked], name

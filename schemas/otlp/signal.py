@@ -6,6 +6,7 @@ either. In: bytes. Out: protobuf messages. Failure: UndecodableError (`undecodab
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ class Signal(NamedTuple):
     """Whether an item without trace and span id is none."""
 
 
+_JSON = re.compile(rb"\s*\{\s*\"(?:resource|scope)_?(?:Spans|Logs|Metrics|spans|logs|metrics)\"")
+"""How a request in JSON begins, which protobuf reads as no field at all or as damage."""
 TRACES = Signal("spans", Topic.OTLP_SPANS, ExportTraceServiceRequest, "resource_spans", "scope_spans", "spans", True)
 LOGS = Signal(
     "log records", Topic.OTLP_LOGS, ExportLogsServiceRequest, "resource_logs", "scope_logs", "log_records", False
@@ -43,6 +46,12 @@ LOGS = Signal(
 def parsed(signal: Signal, data: bytes) -> Any:
     """The request, as protobuf reads it: unknown fields are kept. Raises UndecodableError."""
     request = signal.request()
+    if _JSON.match(data):
+        raise UndecodableError(
+            f"expected {type(request).__name__} bytes, got OTLP as JSON; have whoever writes the topic send protobuf (a "
+            "Collector's Kafka exporter: `encoding: otlp_proto`), or send the JSON to the OTLP gateway, which takes both",
+            reason="undecodable",
+        )
     try:
         request.ParseFromString(data)
     except DecodeError as error:

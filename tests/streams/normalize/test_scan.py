@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -102,3 +103,11 @@ def test_attributes_that_an_sdk_left_out_are_counted() -> None:
     spans[1].dropped_attributes_count = 72
     fold(normalize, Topic.OTLP_SPANS, otlp(*spans))
     assert normalize.metrics.value(ATTRIBUTES_DROPPED, "spans") == 72
+
+
+@pytest.mark.parametrize("value", [b'{"resourceSpans": []}', b' {\n"resource_spans":[{"scope_spans":[]}]}'])
+def test_a_request_in_json_names_its_encoding_and_the_remedy(value: bytes) -> None:
+    """A Collector's Kafka exporter writes it when it is told `otlp_json`."""
+    (output,) = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value).outputs
+    error = dead_letter_fields(output.headers)["error"]
+    assert "OTLP as JSON" in error and "encoding: otlp_proto" in error
