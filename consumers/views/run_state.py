@@ -76,8 +76,6 @@ class RunState:
         self._ended: Recent[str, None] = Recent(remembered)
         self._members: Recent[str, tuple[MemberOutcome, ...]] = Recent(remembered)
         self._num_closed_groups = 0
-        self.untrained = UntrainedGroups()
-        """Of closed groups of tasks."""
         self._final: Recent[str, None] = Recent(remembered)
         """Rollouts with a final episode."""
         self._given_up: Recent[str, tuple[str, set[str]]] = Recent(remembered)
@@ -95,8 +93,8 @@ class RunState:
         self.first_span: tuple[str, str] | None = None
         """Its name, and the service that it is of. Spans, calls and episodes of held-out rollouts are no part of what
         arrives."""
-        self.joins, self.traffic = Joins(), Traffic()
-        """Whether captured calls and spans meet; who rates what is captured."""
+        self.joins, self.traffic, self.untrained = Joins(), Traffic(), UntrainedGroups()
+        """Whether captured calls and spans meet; who rates what is captured; closed groups of tasks."""
         self.first_call: CallRecord | None = None
         self.first_upstream_call: UpstreamCall | None = None
         self.num_upstream_calls = 0

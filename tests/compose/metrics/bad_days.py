@@ -131,7 +131,7 @@ DAYS: dict[str, dict[Metric, str]] = {
     },
     "a training that goes wrong": {
         m.GROUPS_EXCLUDED: "trainer/test_loop.py::test_every_group_is_in_one_batch_or_excluded",
-        m.CALLS_MASKED: "streams/credit/test_credit.py::test_masked_calls_are_counted_by_reason",
+        m.CALLS_MASKED: "streams/credit/test_masked_calls.py::test_masked_calls_are_counted_by_reason",
         m.ALARMS_BEGUN: "trainer/watch/test_alarms.py::test_an_alarm_at_the_last_step_holds_nothing_up",
         m.ALARMS_HOLDING: "trainer/test_tell.py::test_counters_add_up_and_gauges_are_the_last_steps",
         m.PAUSED: "trainer/watch/test_alarms.py::test_an_alarm_pauses_the_training_until_the_run_is_started_again",

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
-from tests.streams.credit.test_credit import turns
 from tests.versions import RUN, ack
 from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.tasks.admission import TaskAdmission, run
@@ -20,7 +19,7 @@ from tracegrad.producers.tasks.config import PaceConfig, TasksConfig, TasksHandl
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.follow import follow
-from tracegrad.schemas.metrics import ALARMS_BEGUN, GROUPS_ADMITTED, Metrics
+from tracegrad.schemas.metrics import GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import (
@@ -274,27 +273,6 @@ def test_groups_that_cannot_train_keep_the_loop_admitting(world: World, caplog: 
     assert "group 1: 2 of 2 rollouts excluded: no_calls 2" in caplog.text
     assert world.admission.state.exclusions == {"aborted": 2, "no_calls": 6}
     assert len(world.requests(Purpose.TRAIN)) == 12
-
-
-def test_three_steps_of_groups_that_cannot_train_are_an_alarm_once(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Before a step says so; again only when some group could train in between."""
-    world.ack(0)
-    validated(world)
-    calls = (msgspec.structs.replace(turns(0.0)[0], masked="constrained"),)
-    told = []
-    for number in (1, 2, 3, 4):
-        for request in world.requests(Purpose.TRAIN)[4 * (number - 1) : 4 * number]:
-            world.end(request, calls=calls)
-        world.train()
-        world.ack(number)
-        world.turn()
-        told.append((caplog.text.count("alarm nothing_trains"), world.metrics.value(ALARMS_BEGUN, "nothing_trains")))
-    assert told == [(0, 0), (0, 0), (1, 1), (1, 1)]
-    assert "none of the last 6 closed groups can train: 100% of groups `no_tokens`, 100% of their masked calls" in (
-        caplog.text
-    )
 
 
 def test_a_rollout_of_which_nothing_is_heard_is_given_up(

@@ -18,7 +18,7 @@ from tracegrad.schemas.beat import Beat, kept
 from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.ids import GroupId, rollout_id
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.metrics import CALLS_LEFT_OUT, CALLS_MASKED, CREDIT_EPISODES, MEMBERS_EXCLUDED
+from tracegrad.schemas.metrics import CALLS_LEFT_OUT, CREDIT_EPISODES, MEMBERS_EXCLUDED
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, AppliedReward, Episode, EpisodeCall
@@ -165,18 +165,6 @@ def test_a_rollout_that_cannot_train_is_listed_with_its_reason(changes: dict[str
     assert credit.metrics.value(MEMBERS_EXCLUDED, reason) == 1
     assert {row.rollout_id for row in rows} == {rollout(0)}
     assert summary.excluded == ""
-
-
-def test_masked_calls_are_counted_by_reason() -> None:
-    """Those of a rollout that trains, be it the assembler's reason or numbers; of an excluded one none."""
-    first, second, third = turns(0.0, 0.0, 0.0)
-    constrained, numberless = (
-        msgspec.structs.replace(second, masked="constrained"),
-        msgspec.structs.replace(third, logprobs=b""),
-    )
-    credit = Credit(config(), TOPICS)
-    feed(credit, member(0, calls=(first, constrained, numberless)), member(1, reward=None, calls=(first, constrained)))
-    assert credit.metrics.series()[CALLS_MASKED] == {("constrained",): 1, ("bad_logprobs",): 1}
 
 
 def test_a_call_without_its_parent_is_left_out_alone() -> None:
