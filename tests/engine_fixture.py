@@ -27,7 +27,7 @@ from tests.versions import label, manifest
 from tracegrad.compose.answers import answers
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.engine.config import EngineConfig, EngineHandles
-from tracegrad.compose.engine.health import explain
+from tracegrad.compose.engine.failed_start import explain
 from tracegrad.compose.engine.server import engine_argv, engine_environment, probe
 from tracegrad.consumers.engine.engine_control import EngineControl
 from tracegrad.schemas.credentials import bearer

@@ -25,7 +25,7 @@ from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 
 from ..answers import answers
 from ..die_with_parent import guarded
-from ..engine.health import explain
+from ..engine.failed_start import explain, read_failed_start
 from ..engine.server import check_start, engine_argv, engine_environment
 from ..local_kafka.node import free_port
 from ..run.wiring import Wiring
@@ -33,7 +33,7 @@ from ..run.wiring import Wiring
 __all__ = ["ChatEngine", "folder_of"]
 
 _READY_TIMEOUT_S = 300.0
-_LOG_END = 6_000
+_LOG_END = 64_000
 
 
 def folder_of(wiring: Wiring, version: int | None) -> tuple[str, int]:
@@ -126,7 +126,9 @@ class ChatEngine:
         while not answers(f"{self.url}/health"):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 end = self._log.read_bytes()[-_LOG_END:].decode("utf-8", "replace")
-                said = explain(end) or f"it did not start; the end of what it said:\n{end.strip()[-1_000:]}"
+                cause = read_failed_start(end).cause
+                tail = f"it did not start; the end of what it said:\n{end.strip()[-1_000:]}"
+                said = explain(f"{cause}\n{end[-6_000:]}") or cause or tail
                 raise UnavailableError(f"the engine: {said}")
             time.sleep(0.2)
 

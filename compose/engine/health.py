@@ -1,13 +1,11 @@
-"""Whether an engine that somebody else started is up and fit for training, and why one of ours did not start.
+"""Whether an engine that somebody else started is up and fit for training.
 
-In: an engine's URL, or the end of its log. Out: ConfigurationError when it can never serve us (a flag or the plug-in
-is missing), UnavailableError when it is not there in time, one clear sentence for a known failure. Failure of a probe
-itself never raises anything else.
+In: an engine's URL. Out: ConfigurationError when it can never serve us (a flag or the plug-in is missing),
+UnavailableError when it is not there in time. Failure of a probe itself never raises anything else.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,7 @@ from tracegrad.schemas.retry import retry
 from ..answers import answers
 from .server import MODES, WORKER_EXTENSION
 
-__all__ = ["check_engine", "explain", "is_misconfigured", "start_command", "wait_ready"]
+__all__ = ["check_engine", "start_command", "wait_ready"]
 
 _TIMEOUT = httpx.Timeout(10.0, connect=2.0)
 _HEALTH_TIMEOUT_S = 2.0
@@ -30,56 +28,6 @@ _INFO_TIMEOUT_S = 60.0
 """It asks its whole system first."""
 _READY_TIMEOUT_S = 180.0
 _PAUSE_S = 0.25
-
-_PASSING = (
-    (
-        r"max seq len.{0,120}KV cache|KV cache is needed|No available memory for the cache blocks",
-        "the KV cache is too small for one full context; raise [engine] kv_cache_bytes or lower max_model_len",
-    ),
-    (r"[Aa]ddress already in use", "its port is taken by another process; free it or choose another"),
-    (r"Available memory on node.{0,80}is less than", "too little free memory; lower [engine] kv_cache_bytes"),
-    (
-        r"CUDA out of memory|OutOfMemoryError|Free memory on device",
-        "the GPU has too little free memory; lower [engine] gpu_memory_utilization, or give engine and trainer a GPU "
-        "each ([engine] device, [trainer] device)",
-    ),
-    (
-        r"MemoryError|DefaultCPUAllocator: can't allocate|Cannot allocate memory",
-        "too little free memory",
-    ),
-)
-"""What another start may not meet again."""
-_LASTING = (
-    (r"ModuleNotFoundError: No module named 'vllm'", "there is no vLLM in that environment; set [engine] python"),
-    (
-        r"Head size (\d+) is not supported|head_size.{0,40}not supported",
-        "this build lacks the model's head_dim",
-    ),
-    (r"greater than the derived max_model_len", "[engine] max_model_len is longer than the model's context window"),
-    (r"invalid tool call parser|is not a registered tool.?parser", "[engine] tool_call_parser is unknown to this vLLM"),
-    (r"unrecognized arguments: (.+)", "[engine] args holds an option that this vLLM does not know"),
-    (
-        r"model type .{0,60}does not recognize|Model architectures .{0,80}not supported",
-        "this vLLM lacks the model",
-    ),
-    (r"SafetensorError|Error while deserializing header", "a safetensors file of the model is damaged"),
-    (r"libcuda|CUDA driver version is insufficient|No CUDA GPUs", "a CUDA build of vLLM found no usable GPU"),
-)
-
-
-def explain(log: str) -> str | None:
-    """One sentence for a start that failed in a known way, else None. `log` is the end of its output."""
-    for pattern, sentence in (*_PASSING, *_LASTING):
-        if re.search(pattern, log):
-            return sentence
-    return None
-
-
-def is_misconfigured(log: str) -> bool:
-    """Whether a start failed in a known way in which every other would: by settings, the model or the installation."""
-    return any(re.search(pattern, log) for pattern, _ in _LASTING) and not any(
-        re.search(pattern, log) for pattern, _ in _PASSING
-    )
 
 
 def wait_ready(url: str, *, timeout_s: float = _READY_TIMEOUT_S, say: Callable[[str], None] = lambda _: None) -> None:

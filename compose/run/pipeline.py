@@ -32,6 +32,7 @@ from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..answers import answers, num_served
+from ..engine.failed_start import read_failed_start
 from ..kafka.positions import begin_run, positions
 from ..kafka.topic_admin import check_feedback_wait, create_topics, plan_topics
 from ..local_kafka import node as kafka_node
@@ -264,12 +265,6 @@ def _page(wiring: Wiring) -> ProcessSpec:
     )
 
 
-def _is_misconfigured(log: str) -> bool:
-    from ..engine.health import is_misconfigured
-
-    return is_misconfigured(log)
-
-
 def _serve(
     wiring: Wiring,
     name: str,
@@ -294,7 +289,7 @@ def _serve(
     return ProcessSpec(
         name=process,
         argv=tuple(argv),
-        is_hopeless=_is_misconfigured if is_engine else None,
+        diagnose=read_failed_start if is_engine else None,
         env={**ENVIRONMENT, **threads},
         listens_at=(host, port_of(url)) if url else None,
         layer=layer,

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,11 +25,12 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.schemas.beat import WITHIN_S
-from tracegrad.schemas.errors import DIVERGED_EXIT_STATUS, FATAL_EXIT_STATUS
+from tracegrad.schemas.errors import AWAY_EXIT_STATUS, DIVERGED_EXIT_STATUS, FATAL_EXIT_STATUS
 from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
 from ..beats import BeatRecord, read_beat
 from ..die_with_parent import guarded
+from ..engine.failed_start import FailedStart
 from ..listening import Listening
 from ..metrics.endpoint import withdraw
 
@@ -43,8 +45,12 @@ _IDLE_SHARE = 0.01
 _MAX_LOG_BYTES = 16 * 1024 * 1024
 _LAST_LINES = 12
 """A log that is larger when its process starts is set aside once, so restarts cannot fill the disk."""
-_LOG_FOLLOWS = "; last lines of "
+_MAX_OUTPUT = 256 * 1024
+"""Of what a process wrote, the end that is looked through for the cause of its death."""
+_CAUSE_FOLLOWS, _LOG_FOLLOWS = "; root cause: ", "; last lines of "
 """Between why a process ended and what it wrote, which a topic does not get."""
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+"""Ids of processes, addresses, amounts: two deaths of one cause differ in them."""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +76,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Past it, what is not ready counts as dead."""
     stop_timeout_s: float = 10.0
     """From the polite signal to SIGKILL."""
-    is_hopeless: Callable[[str], bool] | None = None
-    """Whether, by the end of its log, it can never work as it was started. Asked when it dies before any work."""
+    diagnose: Callable[[str], FailedStart] | None = None
+    """Of a program that is not ours: what its log says of a start that failed. Asked when it dies before any work."""
     beats: Path | None = None
     """The file of its beats (compose/beats.py)."""
     target: Path | None = None
@@ -95,6 +101,12 @@ class Child:
         self.why = ""
         self.exit_status: int | None = None
         """Of the last process that ended; negative: the signal that killed it."""
+        self.is_hopeless = False
+        """Whether every other start would end as the last one did."""
+        self.has_served = False
+        """Whether a process of it was ready, or at work, since the run began."""
+        self._cause = ""
+        """Of the last death by exit before any work; empty where another start may not meet it."""
         self.beat = BeatRecord()
         """The present process's last."""
         self.turned_at: float | None = None
@@ -152,16 +164,25 @@ class Child:
         told = self._struck or describe_exit(status)
         self.strike()
         self.exit_status = status
-        self.why = f"{told}{_LOG_FOLLOWS}{self.log_path}:\n{self.last_lines()}"
+        cause = ""
+        if self.turned_at is None and self.spec.diagnose is not None:
+            failed = self.spec.diagnose(self._output(_MAX_OUTPUT))
+            self.is_hopeless = self._is_hopeless(failed, status)
+            cause = _CAUSE_FOLLOWS + failed.cause if failed.cause else ""
+        self.why = f"{told}{cause}{_LOG_FOLLOWS}{self.log_path}:\n{self.last_lines()}"
         if status == 0 and self.spec.is_job:
             self.state = ProcessState.DONE
             self.why = ""
         else:
-            is_fatal = status in (FATAL_EXIT_STATUS, DIVERGED_EXIT_STATUS)
-            if self.turned_at is None and self.spec.is_hopeless is not None:
-                is_fatal = is_fatal or self.spec.is_hopeless(self.why)
+            is_fatal = self.is_hopeless or status in (FATAL_EXIT_STATUS, DIVERGED_EXIT_STATUS)
             self.state = ProcessState.FATAL if is_fatal else ProcessState.WAITING
         return True
+
+    def _is_hopeless(self, failed: FailedStart, status: int) -> bool:
+        """By what is known to last, or because the start before ended for the same cause and none ever served."""
+        is_of_its_own = status > 0 and status != AWAY_EXIT_STATUS and not failed.is_passing
+        before, self._cause = self._cause, _NUMBER.sub("#", failed.cause) if is_of_its_own else ""
+        return failed.is_lasting or (bool(self._cause) and self._cause == before and not self.has_served)
 
     def listen(self, elapsed_s: float) -> None:
         """Takes its newest sign of life, `elapsed_s` after the last look."""
@@ -171,7 +192,7 @@ class Child:
             return
         self.beat, self._silent_s = beat, 0.0
         if beat.num_turns and self.turned_at is None:
-            self.turned_at = time.monotonic()
+            self.turned_at, self.has_served = time.monotonic(), True
 
     def _newest_beat(self) -> BeatRecord | None:
         if self.spec.beats is not None:
@@ -242,13 +263,15 @@ class Child:
 
     def last_lines(self) -> str:
         """The end of what this process, not an earlier one, wrote."""
+        return "\n".join(self._output(16_384).splitlines()[-_LAST_LINES:]) or "(it wrote nothing)"
+
+    def _output(self, num_bytes: int) -> str:
         try:
             with self.log_path.open("rb") as log:
-                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 16_384))
-                lines = log.read().decode("utf-8", "replace").splitlines()
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - num_bytes))
+                return log.read().decode("utf-8", "replace")
         except OSError:
             return "(no log)"
-        return "\n".join(lines[-_LAST_LINES:]) or "(it wrote nothing)"
 
     def status(self) -> SupervisedProcess:
         """For people; what the process wrote stays in its log."""
@@ -258,7 +281,7 @@ class Child:
             pid=self.pid,
             num_restarts=self.num_restarts,
             since_ms=int(1000 * (time.time() - (time.monotonic() - self.started_at))) if self.started_at else 0,
-            why=self.why.partition("\n")[0].partition(_LOG_FOLLOWS)[0],
+            why=self.why.partition("\n")[0].partition(_LOG_FOLLOWS)[0].partition(_CAUSE_FOLLOWS)[0],
             at_ms=int(1000 * time.time()),
         )
 

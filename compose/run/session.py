@@ -276,7 +276,7 @@ def _make_report(report: ReportMaker, wiring: Wiring, show: Show) -> int:
 
 def _ended_otherwise(outcome: Outcome, wiring: Wiring, show: Show) -> int:
     """Says why, and gives the exit status."""
-    from ..engine.health import explain
+    from ..engine.failed_start import explain
 
     if outcome.kind is OutcomeKind.FATAL:
         show.say(f"stopped: {outcome.why}")

@@ -2,10 +2,10 @@
 
 In: ProcessSpecs by layer. Out: an Outcome, once every job is done, something is fatal, or a person asked to stop.
 Invariants: a layer starts when the gates below it are ready; what dies, or gives no sign of life, is started again
-after a growing pause; what exits with 78, or dies again and again and does no work in between, stops the run and says
-why with its last log lines; nothing outlives `run`. First SIGINT or SIGTERM: stop in reverse order, each within its
-time. Second: kill all at once. `run` must be called from the main thread: signals arrive there, and children die with
-the thread that forked them.
+after a growing pause; what exits with 78, cannot start, or dies again and again and does no work in between, stops the
+run and says why with its last log lines; nothing outlives `run`. First SIGINT or SIGTERM: stop in reverse order, each
+within its time. Second: kill all at once. `run` must be called from the main thread: signals arrive there, and children
+die with the thread that forked them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tracegrad.schemas.errors import AWAY_EXIT_STATUS, UnavailableError
+from tracegrad.schemas.errors import AWAY_EXIT_STATUS, FATAL_EXIT_STATUS, UnavailableError
 from tracegrad.schemas.metrics import PROCESS_RESTARTS, PROCESSES_RUNNING, Metrics
 from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
@@ -56,7 +56,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     kind: OutcomeKind
     why: str = ""
     exit_status: int | None = None
-    """Of the process that was fatal; None when it never ran."""
+    """Of the process that was fatal, 78 where no start of it can work; None when it never ran."""
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +185,8 @@ class Supervisor:
                 elif child.state is ProcessState.FATAL:
                     self._on_change()
                     why = f"{child.spec.name}: {child.why}"
-                    return Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=child.exit_status)
+                    status = FATAL_EXIT_STATUS if child.is_hopeless else child.exit_status
+                    return Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=status)
             if is_done():
                 return Outcome(kind=OutcomeKind.DONE)
             time.sleep(_TICK_S)
@@ -223,6 +224,7 @@ class Supervisor:
             return True
         if child.spec.is_ready is not None and child.spec.is_ready():
             self._ready.add(child.spec.name)
+            child.has_served = True
             return True
         if time.monotonic() - child.started_at > child.spec.ready_timeout_s:
             late = f"not ready in {child.spec.ready_timeout_s:g} s"

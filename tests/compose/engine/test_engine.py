@@ -12,7 +12,7 @@ import pytest
 
 from tests.tiny_models import CHAT_TEMPLATE
 from tracegrad.compose.engine.config import EngineConfig, EngineHandles
-from tracegrad.compose.engine.health import explain, is_misconfigured
+from tracegrad.compose.engine.failed_start import FailedStart, explain, read_failed_start
 from tracegrad.compose.engine.model_checks import check_model, read_chat_template
 from tracegrad.compose.engine.server import (
     engine_argv,
@@ -221,13 +221,14 @@ def test_two_vllm_distributions_are_refused(tmp_path: Path) -> None:
 def test_known_start_failure_is_explained(log: str, words: str) -> None:
     """One sentence that names the key."""
     assert words in (explain(f"INFO x\n{log}\n") or "")
-    assert is_misconfigured(f"INFO x\n{log}\n") == (words != "port")  # a port may be free again
+    failed = read_failed_start(f"INFO x\n{log}\n")
+    assert (failed.is_lasting, failed.is_passing) == (words != "port", words == "port")  # a port may be free again
 
 
 def test_unknown_failure_is_not_guessed() -> None:
     """Its log speaks for itself."""
     assert explain("INFO all is well") is None
-    assert not is_misconfigured("INFO all is well")
+    assert read_failed_start("INFO all is well") == FailedStart()
 
 
 class TestModelChecks:

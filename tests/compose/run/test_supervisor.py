@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 
+from tracegrad.compose.engine.failed_start import FailedStart, read_failed_start
 from tracegrad.compose.run.process import ProcessSpec
 from tracegrad.compose.run.supervisor import Backoff, OutcomeKind, Supervisor
 from tracegrad.schemas.errors import UnavailableError
@@ -132,13 +133,59 @@ def test_a_program_that_does_not_exist_is_fatal(tmp_path: Path) -> None:
 def test_what_can_never_work_is_not_tried_again(tmp_path: Path) -> None:
     """By what its log says; what has worked before is."""
     spec = shell("x", "echo unknown parser; exit 1")
-    hopeless = msgspec.structs.replace(spec, is_hopeless=lambda log: "unknown parser" in log)
+    hopeless = msgspec.structs.replace(spec, diagnose=lambda log: FailedStart(is_lasting="unknown parser" in log))
     supervisor = Supervisor([hopeless], logs=tmp_path, backoff=QUICK)
     outcome = supervisor.run()
     assert outcome.kind is OutcomeKind.FATAL and outcome.why.endswith("unknown parser")
+    assert outcome.exit_status == 78
     assert supervisor.children[0].num_restarts == 0
-    others = Supervisor([msgspec.structs.replace(hopeless, is_hopeless=lambda _: False)], logs=tmp_path, backoff=QUICK)
-    assert "3 times in a row" in others.run().why
+    unknown = msgspec.structs.replace(hopeless, diagnose=lambda _: FailedStart())
+    assert "3 times in a row" in Supervisor([unknown], logs=tmp_path, backoff=QUICK).run().why
+
+
+CAUSE = "Traceback (most recent call last):\n  File x\nKeyError: 'a' at 0x{}\n"
+"""Of the n-th start; an address differs each time."""
+
+
+@pytest.mark.parametrize(
+    ("after", "last", "num_starts"),
+    [
+        ("exit 1", CAUSE, 2),
+        ("[ $n -lt 4 ] && exit 75; exit 78", CAUSE, 4),
+        ("kill -9 $$", CAUSE, 4),
+        ("exit 1", CAUSE + "torch.OutOfMemoryError: CUDA out of memory\n", 4),
+        ("exit 1", "Traceback (most recent call last):\n  File x\nKey{}Error: a\n", 4),
+        ("exit 1", "broken {}\n", 4),
+    ],
+    ids=["the same cause", "Kafka is away", "killed", "memory", "another cause", "no exception"],
+)
+def test_what_dies_twice_of_one_cause_before_it_ever_served_is_not_tried_a_third_time(
+    after: str, last: str, num_starts: int, tmp_path: Path
+) -> None:
+    """Where another start may fare better it is tried as ever; the cause stands in the first line, not on a topic."""
+    (tmp_path / "cause").write_text(last)
+    count = f"echo x >> {tmp_path}/starts; n=$(wc -l < {tmp_path}/starts)"
+    word = "$(printf abcdef | cut -c$n)" if "Key{}" in last else "$n"
+    script = f"{count}; sed s/{{}}/{word}/ {tmp_path}/cause; {after}"
+    spec = msgspec.structs.replace(shell("x", script), diagnose=read_failed_start)
+    backoff = msgspec.structs.replace(QUICK, max_in_a_row=4)
+    outcome = Supervisor([spec], logs=tmp_path, backoff=backoff).run()
+    assert outcome.kind is OutcomeKind.FATAL
+    assert len((tmp_path / "starts").read_text().split()) == num_starts
+    assert outcome.exit_status == (78 if num_starts == 2 or "78" in after else -9 if "kill" in after else 1)
+    if num_starts == 2:
+        assert "x: exit status 1; root cause: KeyError: 'a' at 0x2; last lines of" in outcome.why
+
+
+def test_what_has_served_once_is_tried_again_though_it_dies_of_one_cause(tmp_path: Path) -> None:
+    """It can start: what it lacks now may come back."""
+    (tmp_path / "cause").write_text(CAUSE)
+    script = f"touch {tmp_path}/up; sleep 0.3; cat {tmp_path}/cause; exit 1"
+    spec = msgspec.structs.replace(
+        shell("x", script), diagnose=read_failed_start, is_ready=lambda: (tmp_path / "up").exists()
+    )
+    outcome = Supervisor([spec, shell("next", "exec sleep 60", layer=1)], logs=tmp_path, backoff=QUICK).run()
+    assert "3 times in a row" in outcome.why
 
 
 def test_stops_in_reverse_order(tmp_path: Path) -> None:
