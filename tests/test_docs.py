@@ -35,7 +35,6 @@ MADE = {
     "config.json",
     "key.json",
     "results.json",
-    "verdict.json",
     "audit.json",
     "chart.svg",
     "run.json",

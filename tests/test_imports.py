@@ -32,7 +32,7 @@ APART = {
     "producers": ("llm_gateway", "otlp_gateway", "rewards", "runner", "tasks"),
     "streams": ("assemble", "credit", "normalize", "shell"),
     "consumers": ("audit", "engine", "history", "index", "views"),
-    "compose": ("engine", "kafka", "local_kafka", "verify"),
+    "compose": ("engine", "kafka", "local_kafka"),
 }
 """Folders of a room that do not import each other; what two of them share lies beside them, or in schemas. So a fold
 knows neither another fold nor the shell that drives it, and a view nothing of the audit."""

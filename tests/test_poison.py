@@ -22,12 +22,12 @@ from tests.poison import GOOD, mutants
 from tests.producers.keys import RUN_HASH as RUNNER_HASH
 from tests.producers.runner.rig import TOPICS, Rig
 from tests.producers.tasks.test_tasks import World
+from tests.served.served_proof import find_proof
 from tests.serving import until
 from tests.streams.make import RUN_HASH, Streams, config
 from tests.streams.test_order import RAW
 from tests.versions import claim, label, manifest
 from tracegrad.compose.run.report import report_lines
-from tracegrad.compose.verify.served_proof import find_proof
 from tracegrad.consumers.audit.account import audit
 from tracegrad.consumers.views.processes import process_lines
 from tracegrad.consumers.views.results import results_of

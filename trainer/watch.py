@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tracegrad.schemas.errors import DivergedError
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND, TrainingStep
 
 from .algorithm.form import TokenLoss
 from .algorithm.level import clamped
@@ -24,8 +24,6 @@ from .batch.packing import MicroBatch
 __all__ = ["Watch", "diverged", "warn_of_mismatch"]
 
 _log = logging.getLogger(__name__)
-_LOGPROB_ERROR_WARN = 0.1
-"""Nats between trainer and sampler, same version, beyond which a warning is logged (stale or wrong weights)."""
 _COARSE_LOGPROB_ERROR_WARN = 1.0
 """The same where bfloat16 is published: its rounding alone gave 0.26."""
 
@@ -100,7 +98,7 @@ def diverged(record: TrainingStep, version: int) -> DivergedError:
 
 def warn_of_mismatch(record: TrainingStep, version: int, dtype: torch.dtype) -> None:
     """Where a step from a version, published in a dtype, tells of other logprobs than the sampler's."""
-    bound = _LOGPROB_ERROR_WARN if dtype == torch.float32 else _COARSE_LOGPROB_ERROR_WARN
+    bound = LOGPROB_ERROR_BOUND if dtype == torch.float32 else _COARSE_LOGPROB_ERROR_WARN
     if record.logprob_error_max > bound:
         _log.warning(
             "version %d: sampler and trainer differ by %.3f nats over %d tokens; the engine serves other weights, "

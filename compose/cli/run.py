@@ -75,7 +75,7 @@ def demo(
 ) -> None:
     """Train the small calculator agent, show it live, and report what it learnt.
 
-    Then recompute the logprobs of calls that bear a trained version's label. Exit status 1 when they do not fit it.
+    Exit status 1 when the audit misses an id, or when sampler and trainer do not agree on the tokens' logprobs.
 
     Example: tracegrad demo --steps 10 --seed 1
     """

@@ -1,9 +1,8 @@
 """The demo's parts: the calculator example, which the wheel brings too, and its report.
 
 In: a finished run whose broker still answers. Out: the example's TOML file, its warm-started policy beside it; what
-every run reports, and besides whether a trained version served, verdict.json in the run's `results/`. Invariant: both
-hold only if a version trained in this run was acknowledged and its verdict holds; other runs' ends do not ask, as it
-takes minutes. Failure: as of the report.
+every run reports, and besides whether sampler and trainer agree. Invariant: it holds only if tokens were compared, for
+an engine that serves other weights than their label says gives other logprobs. Failure: as of the report.
 """
 
 from __future__ import annotations
@@ -12,40 +11,36 @@ from pathlib import Path
 
 import msgspec
 
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.consumers.views.results import Results
+from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND
 
-from ..verify.served_proof import find_proof
-from ..verify.verdict import verdict_line, verify_apart
 from .report import make_report
-from .run_dir import write_record
 from .show import Show
 from .wiring import Wiring
 
-__all__ = ["CALCULATOR", "check_served", "demo_report"]
+__all__ = ["CALCULATOR", "demo_report", "why_doubtful"]
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator" / "tracegrad.toml"
 """Two up is the checkout, or the installed package: the rooms and the examples lie side by side in both."""
 
 
 def demo_report(wiring: Wiring, show: Show) -> bool:
-    """The report of every run, and the proof of the weights that served; returns whether both hold."""
+    """The report of every run; returns whether it holds, and sampler and trainer agree."""
     is_complete = make_report(wiring, show)
-    return check_served(wiring, show) and is_complete
+    results = msgspec.json.decode((wiring.run_dir.results / "results.json").read_bytes(), type=Results)
+    if why := why_doubtful(results):
+        show.result("served", {"holds": False, "why": why}, [f"served weights: {why}"])
+    return is_complete and not why
 
 
-def check_served(wiring: Wiring, show: Show) -> bool:
-    """Says and writes the verdict; False when nothing could be shown. Blocking, minutes at most."""
-    proof = find_proof(wiring.log(), wiring.topics, wiring.record.hash, wiring.settings.policy.name)
-    if isinstance(proof, str):
-        show.result("verdict", {"holds": False, "why": proof}, [f"served weights: not shown: {proof}"])
-        return False
-    show.say(f"recomputing {len(proof.calls)} calls from the published folder, in another process")
-    try:
-        trainer = wiring.settings.trainer
-        verdict = verify_apart(proof, threads=trainer.threads, python=trainer.python)
-    except UnavailableError as error:
-        show.result("verdict", {"holds": False, "why": str(error)}, [f"served weights: {error}"])
-        return False
-    write_record(wiring.run_dir.results / "verdict.json", verdict)
-    show.result("verdict", msgspec.to_builtins(verdict), [verdict_line(verdict)])
-    return verdict.holds
+def why_doubtful(results: Results) -> str:
+    """Why the weights that served may be other ones than their label says; empty: nothing speaks for that. The policy
+    is published in float32."""
+    if not results.num_checked_tokens:
+        return "no token was compared: none was sampled by the version that trained on it"
+    if results.logprob_error_max > LOGPROB_ERROR_BOUND:
+        return (
+            f"sampler and trainer differ by {results.logprob_error_max:.2g} nats, expected {LOGPROB_ERROR_BOUND:g} at "
+            "most; the engine serves other weights, or samples otherwise than it reports"
+        )
+    return ""

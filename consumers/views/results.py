@@ -66,6 +66,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     staleness_max: int
     logprob_error_max: float
     """Greatest difference between trainer and sampler at the same version, in nats."""
+    num_checked_tokens: int
+    """How many tokens that was taken over."""
     seconds: dict[str, float]
     """Sums of the trainer's phases, and `total` from the first step's begin to the last one's end."""
     curves: dict[str, list[float | None]]
@@ -104,6 +106,7 @@ def results_of(state: RunState, *, run: str) -> Results:
         staleness_mean=fmean(step.staleness_mean for step in steps) if steps else 0.0,
         staleness_max=max((step.staleness_max for step in steps), default=0),
         logprob_error_max=max((step.logprob_error_max for step in steps), default=0.0),
+        num_checked_tokens=sum(step.num_checked_tokens for step in steps),
         seconds=_seconds(steps),
         curves=curves,
         rolled_back=[

@@ -29,6 +29,8 @@ __all__ = [
     "surviving_steps",
 ]
 
+LOGPROB_ERROR_BOUND = 0.1
+"""Nats between trainer and sampler at one version, published in float32: beyond it the engine serves other weights."""
 BELOW_BOUND = "below_bound"
 """Why a run that trains by `filter` leaves an episode out, or a group."""
 

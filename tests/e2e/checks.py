@@ -11,6 +11,8 @@ import msgspec
 from tests.e2e.chaos_run import ChaosRun
 from tests.e2e.counting import Snapshot, count, take
 from tests.e2e.live_run import TRACEGRAD
+from tests.served.served_proof import Proof, find_proof
+from tests.served.verdict import verdict_line, verify_apart
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.ids import episode_id, new_attempt
 from tracegrad.schemas.log.protocol import Record
@@ -23,11 +25,12 @@ from tracegrad.schemas.topics import Topic
 __all__ = ["check_end"]
 
 
-def check_end(chaos: ChaosRun, *, min_steps: int) -> Snapshot:
+def check_end(chaos: ChaosRun, *, min_steps: int, is_vllm: bool = False) -> Snapshot:
     """The run stands still, and nothing in it is lost, doubled or changed; its topics."""
     run = chaos.run
     with chaos.broker() as bootstrap_servers:
         snapshot = take(KafkaLog(bootstrap_servers), run.wiring.topics, run.path / "trainer")
+        served = find_proof(run.wiring.log(), run.wiring.topics, run.wiring.record.hash, "policy") if is_vllm else ""
         audit = subprocess.run(
             [TRACEGRAD, "audit", "--run-dir", str(run.path)], capture_output=True, text=True, timeout=120, check=False
         )
@@ -36,10 +39,22 @@ def check_end(chaos: ChaosRun, *, min_steps: int) -> Snapshot:
     assert snapshot.step >= min_steps
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert "every id is accounted for" in audit.stdout
+    if is_vllm:
+        _check_served(served)
     _check_removals(snapshot)
     _check_lost_rollout(snapshot)
     _check_doubles(snapshot)
     return snapshot
+
+
+def _check_served(proof: Proof | str) -> None:
+    """The calls were sampled by the weights whose label they bear; with the labels of two versions swapped they were
+    not."""
+    assert isinstance(proof, Proof), proof
+    verdict = verify_apart(proof)
+    assert verdict.holds and verdict.num_differing, verdict_line(verdict)
+    folders = {"folder": proof.previous_folder, "previous_folder": proof.folder}
+    assert not verify_apart(msgspec.structs.replace(proof, **folders)).holds
 
 
 def _group_of(record: Record) -> str:

@@ -19,7 +19,7 @@ OTHERS = ("otlp", "agent-host", "streams-normalize-0", *(f"streams-{stage.value}
 def test_nothing_is_lost_doubled_or_changed_when_every_process_is_killed(chaos_run: ChaosRun) -> None:
     """Kills with work in flight, a join, a leave, a resumed supervisor; then each id is counted by hand."""
     check_kills(chaos_run, (*OTHERS, "engine"))
-    episodes = check_end(chaos_run, min_steps=MIN_STEPS).records[Topic.EPISODES]
+    episodes = check_end(chaos_run, min_steps=MIN_STEPS, is_vllm=True).records[Topic.EPISODES]
     assert len(episodes) > len({record.value for record in episodes}), "expected re-emissions, got none"
 
 

@@ -17,8 +17,8 @@ import pytest
 from tests.consumers.audit.small_run import KEY, RING, long_run, memory_log, small_run
 from tests.forgery import OTHER, OTHER_KEY, forged
 from tests.memory_log import MemoryLog
+from tests.served.served_proof import find_proof
 from tests.streams.make import RUN_HASH, TOPICS, Streams, config
-from tracegrad.compose.verify.served_proof import find_proof
 from tracegrad.consumers.audit.account import audit
 from tracegrad.consumers.engine.weight_sync import WeightSync, WeightSyncHandles, follow_weights
 from tracegrad.consumers.views.run_state import RunState
@@ -232,7 +232,7 @@ def test_forged_records_change_nothing_that_a_reader_knows(
     reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And they would: by a log that judges nothing the same reader is told something else."""
-    monkeypatch.setattr("tracegrad.compose.verify.served_proof.Path.is_dir", lambda self: True)
+    monkeypatch.setattr("tests.served.served_proof.Path.is_dir", lambda self: True)
     streams, ask = small_run(), READERS[reader]
     clean = ask(guarded(attacked(streams, 0)), tmp_path)
     assert clean, "expected the reader to have read something"
@@ -246,7 +246,7 @@ def test_copies_change_nothing_that_a_reader_knows(
 ) -> None:
     """Whoever may append can copy a record with its MAC; what it says was said. Normalize's facts are once in an
     episode, however often they come (streams/test_order.py)."""
-    monkeypatch.setattr("tracegrad.compose.verify.served_proof.Path.is_dir", lambda self: True)
+    monkeypatch.setattr("tests.served.served_proof.Path.is_dir", lambda self: True)
     streams, ask = long_run(tmp_path), READERS[reader]
     found, expected = (ask(guarded(log), tmp_path) for log in (copied(streams), attacked(streams, 0)))
     assert (set(found) == set(expected)) if reader == "runner" else (found == expected)

@@ -109,5 +109,5 @@ def test_attributes_that_an_sdk_left_out_are_counted() -> None:
 def test_a_request_in_json_names_its_encoding_and_the_remedy(value: bytes) -> None:
     """A Collector's Kafka exporter writes it when it is told `otlp_json`."""
     (output,) = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value).outputs
-    error = dead_letter_fields(output.headers)["error"]
-    assert "OTLP as JSON" in error and "encoding: otlp_proto" in error
+    detail = dead_letter_fields(output.headers)["detail"]
+    assert "OTLP as JSON" in detail and "encoding: otlp_proto" in detail

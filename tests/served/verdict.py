@@ -17,10 +17,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from tests.served.served_proof import Proof
+from tracegrad.compose.die_with_parent import guarded
 from tracegrad.schemas.errors import UnavailableError
-
-from ..die_with_parent import guarded
-from .served_proof import Proof
 
 __all__ = [
     "COARSE",
@@ -82,13 +81,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: Tolerance
 
 
-def verify_apart(proof: Proof, *, threads: int = 1, python: str | None = None) -> Verdict:
-    """The verdict on a proof, recomputed in another process, of the trainer's interpreter. Blocking, minutes at most.
+def verify_apart(proof: Proof, *, threads: int = 1) -> Verdict:
+    """The verdict on a proof, recomputed in another process. Blocking, minutes at most.
 
     Raises:
         UnavailableError: that process failed or took too long.
     """
-    command = guarded([python or sys.executable, "-m", "tracegrad.trainer.model.recompute"])
+    command = guarded([sys.executable, "-m", "tests.served.recompute"])
     environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     sequences = [(call.prompt_ids, call.sampled_ids, call.temperature) for call in proof.calls]
     asked = msgspec.json.encode(([proof.folder, proof.previous_folder], sequences, threads))

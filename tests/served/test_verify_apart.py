@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tracegrad.compose.verify.served_proof import Proof, ServedCall
-from tracegrad.compose.verify.verdict import Verdict, compare, tolerance_of, verify_apart
+from tests.served.served_proof import Proof, ServedCall
+from tests.served.verdict import Verdict, compare, tolerance_of, verify_apart
 from tracegrad.schemas.errors import UnavailableError
 
 pytestmark = pytest.mark.torch
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
     """Three calls that version 2 sampled; version 1 has other weights."""
+    from tests.served.recompute import recompute_logprobs
     from tests.tiny_models import make_model
-    from tracegrad.trainer.model.recompute import recompute_logprobs
 
     root = tmp_path_factory.mktemp("versions")
     make_model(root / "v1-e1", seed=1)
@@ -41,7 +41,7 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
 
 def judge(proof: Proof) -> Verdict:
     """What verify_apart does, in this process, which has the other one's libraries already."""
-    from tracegrad.trainer.model.recompute import recompute_logprobs
+    from tests.served.recompute import recompute_logprobs
 
     sequences = [(call.prompt_ids, call.sampled_ids, call.temperature) for call in proof.calls]
     own, previous = (recompute_logprobs(Path(at), sequences) for at in (proof.folder, proof.previous_folder))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.consumers.audit.small_run import memory_log, small_run
+from tests.served.served_proof import Proof, ServedCall, find_proof
+from tests.served.verdict import COARSE, EXACT, compare, verdict_line
 from tests.streams.make import RUN_HASH, TOPICS
-from tracegrad.compose.verify.served_proof import Proof, ServedCall, find_proof
-from tracegrad.compose.verify.verdict import COARSE, EXACT, compare, verdict_line
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.topics import Topic
 
@@ -72,7 +72,7 @@ def test_no_proof_says_what_is_missing() -> None:
 def test_a_proof_puts_prompts_together(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """The second call's prompt is its parent's prompt, what was sampled, and its own suffix."""
     streams = small_run()
-    monkeypatch.setattr("tracegrad.compose.verify.served_proof.Path.is_dir", lambda self: True)
+    monkeypatch.setattr("tests.served.served_proof.Path.is_dir", lambda self: True)
     found = find_proof(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy")
     assert isinstance(found, Proof)
     assert (found.version, found.previous_version) == (2, 1)

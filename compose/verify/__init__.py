@@ -1,1 +1,0 @@
-"""Whether an engine served the weights whose label its calls bear."""
