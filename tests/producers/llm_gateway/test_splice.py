@@ -193,6 +193,7 @@ A, B, T, END = 4, 5, 6, 9
         ([1, A, END, 0], [1, B, END, 0, 2], END, None),
         ([1, A, END], [1, A, END, 0, 2], END, None),
         ([1, A], [1, A, 2], END, None),
+        ([1, A, END, B], [1, A, END, B, 2], END, None),
     ],
 )
 def test_an_answer_that_is_written_alike_as_last_message_and_before_others(
