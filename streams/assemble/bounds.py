@@ -45,12 +45,13 @@ class Bounds:
 
     def hold(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
         """The episode holds one record more."""
-        held = episode.held[_sender(facts)]
-        self.forget(episode)
+        sender, num_bytes = _sender(facts), len(record.value or b"")
+        held = episode.held[sender]
         held.num_records += 1
-        held.num_bytes += len(record.value or b"")
-        self._num_bytes += episode.num_bytes
-        self._num_unproved += episode.num_unproved_bytes
+        held.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+        if sender == NOBODY and episode.attempt is not None:
+            self._num_unproved += num_bytes
 
     def forget(self, episode: OpenEpisode) -> None:
         """It is open no longer."""

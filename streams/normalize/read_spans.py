@@ -120,6 +120,7 @@ class SpanReader:
 
     def _fact(self, span: Span, attributes: Mapping[str, AttributeValue], source: Source, place: Place) -> SpanFact:
         name, parent, resource = span.name[:_MAX_NAME], span.parent_span_id, source.resource
+        flags = span.flags if parent else 0
         told = {**_UNTOLD, "agent_hints": agent_hints(attributes)}
         dialects = _spoken(name, attributes)
         if span.events and _tells_of_tool(span):
@@ -136,8 +137,8 @@ class SpanReader:
             end_ns=span.end_time_unix_nano,
             is_counted=resource.get(COUNTED_SPAN) is True,
             proved_by=place.proved_by,
-            parent_is_remote=bool(parent) and _is_remote(span),
-            parent_is_local=bool(parent) and span.flags & 768 == 256,
+            parent_is_remote=bool(parent) and _is_remote(span, flags),
+            parent_is_local=flags & 768 == 256,
             rewards=rewards_in(name, attributes),
             http_status=http_status_of(attributes),
             **told,
@@ -202,6 +203,6 @@ def _view(
     )
 
 
-def _is_remote(span: Span) -> bool:
+def _is_remote(span: Span, flags: int) -> bool:
     """Of its parent, by its flags (256: they tell, 512: it is), else by its kind: who serves was called from afar."""
-    return bool(span.flags & 512) if span.flags & 256 else span.kind in _SERVING
+    return bool(flags & 512) if flags & 256 else span.kind in _SERVING

@@ -10,6 +10,7 @@ tool is not at work (`inside_tool`). Each place is visited once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
@@ -58,12 +59,18 @@ class SpanTree:
     def __init__(self, spans: Iterable[SpanFact]) -> None:
         self._spans = {place_of(span): span for span in spans}
         self._above: dict[Place, Above] = {}
+
+    @cached_property
+    def agents(self) -> set[str]:
+        """Every agent that anything names."""
         own = {span.agent_name for span in self._spans.values() if span.kind is SpanKind.AGENT and span.agent_name}
         hints = (hint for span in self._spans.values() for hint in span.agent_hints.items())
-        self.agents = own.union(name for rung, name in hints if rung != ENTITY_PATH)
-        """Every agent that anything names."""
-        self.is_whole = all(place in self._spans for span in self._spans.values() for place in _awaited(span))
+        return own.union(name for rung, name in hints if rung != ENTITY_PATH)
+
+    @cached_property
+    def is_whole(self) -> bool:
         """Whether no span lacks a parent of its own process: what is lost may be an agent's."""
+        return all(place in self._spans for span in self._spans.values() for place in _awaited(span))
 
     def get(self, trace_id: str | None, span_id: str | None) -> SpanFact | None:
         """The span at a place, if it is here."""

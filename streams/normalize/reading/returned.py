@@ -45,6 +45,8 @@ def http_status_of(attributes: Mapping[str, AttributeValue]) -> int | None:
     """The status of the request that a span is or serves."""
     for key in _HTTP_KEYS:
         status = attributes.get(key)
-        if isinstance(status, int | str) and str(status).isdecimal() and 100 <= int(str(status)[:4]) < 600:
-            return int(status)
+        if type(status) is str and len(status) == 3 and status.isdecimal():
+            status = int(status)
+        if type(status) is int and 100 <= status < 600:
+            return status
     return None
