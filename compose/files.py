@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-__all__ = ["hold_lock", "is_held", "write_atomically"]
+__all__ = ["hold_lock", "is_held", "moved", "write_atomically"]
 
 _POLL_S = 0.1
 _LOOKS_S = 0.3
@@ -29,6 +29,13 @@ def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> No
     with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, 0o600 if is_private else 0o666)) as file:
         file.write(data)
     scratch.replace(path)
+
+
+def moved(path: Path, beside: Path) -> Path:
+    """A path as it was written, or, where nothing is there, what bears its name beside another one now: folders of runs
+    that name each other are moved together."""
+    here = beside.parent / path.name
+    return here if here.exists() and not path.exists() else path
 
 
 def is_held(path: Path) -> bool:

@@ -22,6 +22,7 @@ from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest, WeightFile
+from tracegrad.schemas.records.weights import folder_of as find_folder
 
 from ..answers import answers
 from ..die_with_parent import guarded
@@ -73,7 +74,9 @@ def _best(wiring: Wiring) -> tuple[str, int] | None:
         best = msgspec.json.decode((wiring.run_dir.results / "results.json").read_bytes(), type=_Results).best
     except (OSError, msgspec.DecodeError):
         return None
-    return (best.folder, best.version) if best is not None and best.folder is not None else None
+    if best is None or best.folder is None:
+        return None
+    return find_folder(best.folder, wiring.run_dir.weights), best.version
 
 
 class ChatEngine:

@@ -22,10 +22,12 @@ from tracegrad.consumers.views.watch import fold_present, fold_processes, stream
 from tracegrad.schemas.errors import ConfigurationError, TracegradError
 from tracegrad.schemas.log.follow import follow, read_to_end
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.records.weights import folder_of
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
 from ..history.broker import is_running
+from ..run.session import run_state
 from ..run.wiring import Wiring
 from .common import (
     RUNS,
@@ -64,7 +66,7 @@ def status(
     folder = wiring.run_dir
     is_up = is_running(folder)
     outcome = None if is_up else folder.outcome
-    state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
+    state = run_state(wiring)
     asked_ms = int(time.time() * 1000)
     """Silence is counted up to here: reading may take seconds, in which nobody was listened to."""
     lag, num_dead = _look_at(wiring, state, as_json=as_json) if is_up else (None, 0)
@@ -127,9 +129,14 @@ def _screen(wiring: Wiring, state: RunState, results: Results | None, now_ms: in
 def _written(wiring: Wiring) -> Results | None:
     """What an ended run's report says; None: it made none."""
     try:
-        return msgspec.json.decode((wiring.run_dir.results / "results.json").read_bytes(), type=Results)
+        results = msgspec.json.decode((wiring.run_dir.results / "results.json").read_bytes(), type=Results)
     except (OSError, msgspec.DecodeError):
         return None
+    best = results.best
+    if best is None or best.folder is None:
+        return results
+    folder = folder_of(best.folder, wiring.run_dir.weights)
+    return msgspec.structs.replace(results, best=msgspec.structs.replace(best, folder=folder))
 
 
 def tail(

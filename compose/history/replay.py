@@ -47,11 +47,12 @@ from ..files import write_atomically
 from ..local_kafka.broker import LocalKafka
 from ..run.pipeline import history_specs, prepare_run, prepare_topics
 from ..run.report import newest_folder
-from ..run.run_dir import RunDir, write_record
+from ..run.run_dir import RunDir
 from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
 from ..run.show import Show, offer
 from ..run.wiring import Wiring, port_of
+from ..run_files import write_record
 from .broker import open_broker as _opened
 from .meant import counted, meant
 from .regrade import check_grader, regrading

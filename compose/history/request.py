@@ -21,8 +21,9 @@ from tracegrad.schemas.topics import INPUTS, Stage, Topics
 from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine
 from tracegrad.trainer.history.config import Mode
 
-from ..run.run_dir import Replayed, RunDir, write_record
+from ..run.run_dir import Replayed, RunDir
 from ..run.settings import RunSettings
+from ..run_files import write_record
 from .offsets_file import digest_of
 from .options import DryRun, Only
 
@@ -73,7 +74,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def known_source(path: Path) -> Path | None:
     """The source's folder, of a replay that was begun in a folder; None where there is none."""
-    replayed = RunDir(path).replayed
+    replayed = RunDir(path.absolute()).replayed
     return Path(replayed.source) if replayed is not None else None
 
 

@@ -7,7 +7,7 @@ Invariant: True only if every id is accounted for. `account` also answers `trace
 
 from __future__ import annotations
 
-from functools import partial
+import os
 from pathlib import Path
 
 import msgspec
@@ -22,9 +22,11 @@ from tracegrad.consumers.views.watch import fold_present
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.follow import PATIENCE_S
 from tracegrad.schemas.records.versions import parse_label
+from tracegrad.schemas.records.weights import VersionManifest
 
 from ..files import write_atomically
-from .run_dir import AUDIT, write_record
+from ..run_files import write_record
+from .run_dir import AUDIT
 from .session import run_state
 from .show import Show
 from .wiring import Wiring
@@ -79,11 +81,17 @@ def account(wiring: Wiring, *, is_live: bool) -> Report:
         ring=wiring.ring,
         starts=wiring.run_dir.starts,
         is_live=is_live,
-        look=partial(verify_version, weight_root=str(wiring.run_dir.weights)),
+        look=_verify,
+        weight_root=str(wiring.run_dir.weights),
         num_kept=wiring.settings.trainer.keep_versions,
         trains_captured=wiring.settings.select.train,
         takes_feedback=wiring.settings.feedback is not None,
     )
+
+
+def _verify(manifest: VersionManifest) -> Path:
+    """Wherever it lies, as its own run says. Raises RecordError."""
+    return verify_version(manifest, os.path.dirname(manifest.uri))
 
 
 def report_lines(report: Report) -> list[str]:

@@ -22,11 +22,10 @@ Failure: ConfigurationError with the remedy.
 from __future__ import annotations
 
 import datetime
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 
@@ -36,20 +35,17 @@ from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.trainer.history.config import History, Mode
 
-from ..files import hold_lock, is_held, write_atomically
+from ..files import hold_lock, is_held, moved, write_atomically
 from ..kafka.positions import TopicStart, start_offsets
+from ..run_files import KEY, MARK, RunKey, read_key, read_record, write_record
 from .settings import RunSettings, without_gone
 from .supervisor import Outcome
 
-__all__ = ["AUDIT", "Endpoints", "Replayed", "RunDir", "RunKey", "RunRecord", "read_key", "write_record"]
+__all__ = ["AUDIT", "Endpoints", "Replayed", "RunDir", "RunRecord"]
 
-T = TypeVar("T")
-_MARK = "run.json"
 _STARTS = "starts.json"
 AUDIT = "audit.json"
 """Among the results: what was counted when the run ended last."""
-_KEY = "key.json"
-_KEY_BYTES = 32
 _FIXED = {
     "kafka": ("partitions", "max_message_bytes", "topic_prefix", "topics"),
     "policy": ("name", "model"),
@@ -68,19 +64,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """ISO 8601, UTC."""
     hash: RunHash
     seed: int
-
-
-class RunKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The secret of a run: who has it may write in the run's name. Programs of the run are told it, agents never."""
-
-    schema: str = "run-key/1"
-    run: RunHash
-    """Whose key it is; a copy of the file, given to another run, says so by itself."""
-    key: bytes
-    """32 random bytes, in base64."""
-
-    def __repr__(self) -> str:
-        return f"RunKey({self.run})"
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,8 +135,8 @@ class RunDir:
     @classmethod
     def open(cls, path: Path) -> RunDir:
         """The folder of a run that exists. Raises ConfigurationError otherwise."""
-        if not (path / _MARK).is_file():
-            raise ConfigurationError(f"expected a run folder, got {path} without {_MARK}; name one by --run-dir")
+        if not (path / MARK).is_file():
+            raise ConfigurationError(f"expected a run folder, got {path} without {MARK}; name one by --run-dir")
         return cls(path.resolve())
 
     @classmethod
@@ -164,35 +147,46 @@ class RunDir:
             ConfigurationError: the folder holds another run, or settings that the log cannot change with.
         """
         run = cls(path.resolve())
-        for folder in (run.logs, run.locks, run.kafka, run.trainer, run.weights, run.results):
-            folder.mkdir(parents=True, exist_ok=True)
+        run._make(run.logs, run.locks, run.kafka, run.trainer, run.weights, run.results)
         run._close_to_others()
-        if (run.path / _MARK).exists():
+        if (run.path / MARK).exists():
             run._check_same(settings)
             run._make_key()
             return run
         created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         name = RunName(settings.run)
         record = RunRecord(name=name, created_at=created_at, hash=run_hash(name, created_at), seed=settings.seed)
-        write_record(run.path / _MARK, record)
+        write_record(run.path / MARK, record)
         run._make_key()
         return run
 
+    def _make(self, *folders: Path) -> None:
+        try:
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass  # where all of them are there already, only a file tells
+        except OSError as error:
+            raise ConfigurationError(
+                f"--runs-dir: expected a folder to write the run to, got {self.path}: {error.strerror}; let it be "
+                "written to, or name another by --runs-dir or TRACEGRAD_RUNS_DIR"
+            ) from error
+
     def beside(self) -> list[Path]:
         """The folders of the runs that lie where this one lies, itself among them."""
-        return sorted(mark.parent for mark in self.path.parent.glob(f"*/{_MARK}"))
+        return sorted(mark.parent for mark in self.path.parent.glob(f"*/{MARK}"))
 
     @property
     def record(self) -> RunRecord:
         """What the run is."""
-        return _read(self.path / _MARK, RunRecord)
+        return read_record(self.path / MARK, RunRecord)
 
     def key(self) -> bytes:
         """The run's secret of 32 bytes. Raises ConfigurationError when its file is lost or damaged."""
         found = read_key(self.path)
         if found.run != self.record.hash:
             raise ConfigurationError(
-                f"{self.path / _KEY}: expected the key of run {self.record.hash}, got that of run {found.run}; "
+                f"{self.path / KEY}: expected the key of run {self.record.hash}, got that of run {found.run}; "
                 "put the run's own file back"
             )
         return found.key
@@ -200,33 +194,39 @@ class RunDir:
     @property
     def endpoints(self) -> Endpoints:
         """Where its parts listen."""
-        return _read(self.endpoints_file, Endpoints)
+        return read_record(self.endpoints_file, Endpoints)
 
     @property
     def settings(self) -> RunSettings:
         """Its resolved settings."""
-        return _read(self.config, RunSettings, without_gone)
+        return read_record(self.config, RunSettings, without_gone)
 
     @property
     def is_made(self) -> bool:
         """Whether a run lies here."""
-        return (self.path / _MARK).is_file()
+        return (self.path / MARK).is_file()
 
     @property
     def replayed(self) -> Replayed | None:
         """Of a replay, what was asked for; None of other runs, and where there is none."""
-        return _read(self.replay_file, Replayed) if self.replay_file.exists() else None
+        if not self.replay_file.exists():
+            return None
+        made = read_record(self.replay_file, Replayed)
+        return msgspec.structs.replace(made, source=str(moved(Path(made.source), self.path)))
 
     @property
     def history(self) -> History | None:
         """Of a run that replays another and trains on it, what its trainer is told; None before that is there, and of
         other runs."""
-        return _read(self.history_file, History) if self.history_file.exists() else None
+        if not self.history_file.exists():
+            return None
+        history = read_record(self.history_file, History)
+        return msgspec.structs.replace(history, record=history.record and str(self.path / Path(history.record).name))
 
     @property
     def outcome(self) -> Outcome | None:
         """How the last start ended; None while it runs, and where nobody was left to say."""
-        return _read(self._outcome_file, Outcome) if self._outcome_file.exists() else None
+        return read_record(self._outcome_file, Outcome) if self._outcome_file.exists() else None
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Keeps why the run ended, for whoever looks at it later."""
@@ -241,7 +241,7 @@ class RunDir:
     def topic_starts(self) -> dict[str, TopicStart]:
         """The run's topics as it began with them, by name; empty before its first start."""
         path = self.path / _STARTS
-        return _read(path, dict[str, TopicStart]) if path.exists() else {}
+        return read_record(path, dict[str, TopicStart]) if path.exists() else {}
 
     def write_starts(self, starts: Mapping[str, TopicStart]) -> None:
         """Keeps them, once and for all."""
@@ -265,14 +265,13 @@ class RunDir:
 
     def _make_key(self) -> None:
         """Draws the key of a run that was never started."""
-        if not (self.path / _KEY).exists():
+        if not (self.path / KEY).exists():
             if self.config.exists():
                 raise ConfigurationError(
-                    f"no {_KEY} in {self.path}, and by another key nothing counts that run {self.record.name!r} wrote: "
+                    f"no {KEY} in {self.path}, and by another key nothing counts that run {self.record.name!r} wrote: "
                     "put the file back; a run of an earlier release never had one: start another (--run NAME)"
                 )
-            drawn = RunKey(run=self.record.hash, key=secrets.token_bytes(_KEY_BYTES))
-            write_record(self.path / _KEY, drawn, is_private=True)
+            write_record(self.path / KEY, RunKey.draw(self.record.hash), is_private=True)
 
     def _check_same(self, settings: RunSettings) -> None:
         record = self.record
@@ -304,7 +303,7 @@ class RunDir:
         """Holds a lock that dies with this process; a predecessor that is leaving gets `wait_s`.
 
         Raises:
-            ConfigurationError: another process holds it.
+            ConfigurationError: another process holds it, or nothing can be written here.
         """
 
         def refusal(holder: str) -> Exception:
@@ -313,6 +312,7 @@ class RunDir:
                 f"process {holder} already is the {name} of {self.path}; stop it first, or {instead}"
             )
 
+        self._make(self.locks)
         with hold_lock(self.locks / f"{name}.lock", refusal=refusal, wait_s=wait_s):
             yield
 
@@ -320,31 +320,3 @@ class RunDir:
         """Whether a live process holds a lock. Who reads a run that has ended holds the supervisor's too:
         history/broker.py."""
         return is_held(self.locks / f"{name}.lock")
-
-
-def read_key(path: Path) -> RunKey:
-    """The key of the run in a folder, or in a copy of its key.json. Raises ConfigurationError when there is none."""
-    file = path / _KEY if path.is_dir() else path
-    found = _read(file, RunKey)
-    if len(found.key) != _KEY_BYTES:
-        raise ConfigurationError(
-            f"{file}: expected a key of {_KEY_BYTES} bytes, got {len(found.key)}; put the run's own file back"
-        )
-    return found
-
-
-def write_record(path: Path, record: msgspec.Struct, *, is_private: bool = False) -> None:
-    """As JSON for people, replaced whole."""
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n", is_private=is_private)
-
-
-def _read(path: Path, kind: type[T], today: Callable[[Any], Any] = lambda given: given) -> T:
-    try:
-        return msgspec.convert(today(msgspec.json.decode(path.read_bytes())), kind)
-    except FileNotFoundError:
-        remedy = "start the run with `tracegrad up` or `tracegrad train FILE`, or name its folder by --run-dir"
-        if path.name == _KEY and (path.parent / _MARK).exists():
-            remedy = "without it nothing counts that the run wrote: put it back from a copy"
-        raise ConfigurationError(f"no {path.name} in {path.parent}; {remedy}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {error}; was it written by another release?") from error

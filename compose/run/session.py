@@ -327,4 +327,5 @@ def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
 
 def run_state(wiring: Wiring) -> RunState:
     """What the views of a run read, empty."""
-    return RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
+    policy, weights = wiring.settings.policy.name, str(wiring.run_dir.weights)
+    return RunState(wiring.topics, wiring.record.hash, policy, root=weights)

@@ -33,8 +33,10 @@ from tracegrad.streams.shell.config import StreamsHandles
 from tracegrad.trainer.config import TrainerHandles
 
 from ..engine.config import EngineHandles
+from ..files import moved
 from ..kafka.log import KafkaLog
-from .run_dir import RunDir, read_key
+from ..run_files import read_key
+from .run_dir import RunDir
 from .settings import RunSettings
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class Wiring:
         keys = {self.record.hash: self.run_dir.key()}
         for path in self.settings.select.runs:
             try:
-                selected = read_key(Path(path))
+                selected = read_key(moved(Path(path), self.run_dir.path))
             except (ConfigurationError, OSError) as error:
                 raise ConfigurationError(f"[select] runs: expected a run's folder or key.json: {error}") from error
             keys.setdefault(selected.run, selected.key)
@@ -143,6 +145,7 @@ class Wiring:
             # The gateway itself knows no other parser, and probes prove only what they ask.
             renders_locally=engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None,
             upstreams=tuple(upstream(one, environ) for one in self.settings.upstream),
+            weight_root=str(self.run_dir.weights),
             trains_captured=self.settings.select.train,
             samples_as_asked=self.settings.select.sampling == "asked",
             pause_s=self.settings.streams.least_idle_s / 4,

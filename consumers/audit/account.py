@@ -81,6 +81,7 @@ def audit(
     starts: Mapping[TopicPartition, int] | None = None,
     is_live: bool = False,
     look: Look | None = None,
+    weight_root: str = "",
     num_kept: int = 0,
     trains_captured: bool = False,
     takes_feedback: bool = True,
@@ -93,20 +94,19 @@ def audit(
         ring, starts: its keys, and where it began on the raw topics; None: at their beginning.
         is_live: a step may be under way between its manifest and its record.
         look: compares a version's files with its manifest, a second a gigabyte; None: they are not looked at.
+        weight_root: where the run's versions lie now; one that is not there is looked for where it was written.
         num_kept: how many of the newest versions keep their folders, beside version 0; 0: all.
         trains_captured: rated captured episodes are groups, the others unscored.
         takes_feedback: it counts in this run; else a run that is selected may have taken some, and it is ignored.
-    Raises:
-        UnavailableError: Kafka is away.
+    Raises UnavailableError: Kafka is away.
     """
     seen = gather(log, topics, run, policy, ring=ring, starts=starts)
-    missing: list[str] = []
-    steps = surviving_steps(step for step in seen.steps if step.policy == policy)
+    missing, steps = list[str](), surviving_steps(step for step in seen.steps if step.policy == policy)
     calls, episodes = _calls(seen, missing), _episodes(seen, missing, trains_captured=trains_captured)
     groups, feedback = _groups(seen, steps, policy, missing), _feedback(seen, missing, trains_captured, takes_feedback)
     missing += check_links(seen, takes_feedback=takes_feedback)
-    missing += check_versions(seen, steps, is_live=is_live, look=look, num_kept=num_kept)
-    named = list(dict.fromkeys(missing))
+    missing += check_versions(seen, steps, is_live=is_live, look=look, root=weight_root, num_kept=num_kept)
+    named, expired = list(dict.fromkeys(missing)), sorted(topic.value for topic in seen.expired)
     return Report(
         run=seen.run,
         calls=calls,
@@ -117,7 +117,7 @@ def audit(
         missing=named[:MAX_NAMED],
         num_missing=len(named),
         num_steps=len(steps),
-        expired=sorted(topic.value for topic in seen.expired),
+        expired=expired,
         unverified=seen.unverified,
         num_unverified=seen.num_unverified,
     )

@@ -15,11 +15,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.training import TrainingStep, hash_batch
 from tracegrad.schemas.records.versions import parse_label
-from tracegrad.schemas.records.weights import VersionManifest
+from tracegrad.schemas.records.weights import VersionManifest, folder_of
 from tracegrad.schemas.topics import Topic
 
 from .evidence import Evidence
@@ -42,7 +44,7 @@ Look = Callable[[VersionManifest], object]
 
 
 def check_versions(
-    seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool, look: Look | None, num_kept: int
+    seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool, look: Look | None, root: str = "", num_kept: int
 ) -> Iterator[str]:
     """Every step and version that does not fit the others."""
     yield from _order(steps)
@@ -56,7 +58,7 @@ def check_versions(
         yield from _served(seen)
         yield from _held_out(seen, is_live=is_live)
         if look is not None:
-            yield from _files(seen, look, num_kept=num_kept, is_live=is_live)
+            yield from _files(seen, look, root, num_kept=num_kept, is_live=is_live)
 
 
 def _order(steps: Sequence[TrainingStep]) -> Iterator[str]:
@@ -204,10 +206,11 @@ def _held_out(seen: Evidence, *, is_live: bool) -> Iterator[str]:
         yield from (f"held-out group that no pass asked for: {index}" for index in sorted(asked))
 
 
-def _files(seen: Evidence, look: Look, *, num_kept: int, is_live: bool) -> Iterator[str]:
+def _files(seen: Evidence, look: Look, root: str, *, num_kept: int, is_live: bool) -> Iterator[str]:
     """Folders of older versions are removed as new ones are written, the oldest first and whole, but for version 0 and
     the best one; what is there has to be sound."""
-    versions, held_out = seen.lineage.versions, seen.lineage.held_out
+    lineage, held_out = seen.lineage, seen.lineage.held_out
+    versions = {number: replace(one, uri=folder_of(one.uri, root)) for number, one in lineage.versions.items()}
     there = {number for number, manifest in versions.items() if os.path.isdir(manifest.uri)}
     newest = max(versions, default=0)
     # One that was the best until lately may be there yet, alone; another stands in the row anyway.

@@ -52,6 +52,7 @@ from tracegrad.schemas.records.weights import (
     WeightAck,
     WeightFile,
     digest,
+    folder_of,
 )
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -229,7 +230,7 @@ def verify_version(manifest: VersionManifest, weight_root: str) -> Path:
         raise RecordError(f"expected safetensors files, got none, version {manifest.label}", reason="files")
     root = Path(os.path.realpath(weight_root))
     try:
-        folder = Path(os.path.realpath(manifest.uri))
+        folder = Path(os.path.realpath(folder_of(manifest.uri, root)))
         if not os.path.isabs(manifest.uri) or root not in folder.parents:
             raise RecordError(f"expected a folder under {root}, got {folder}, version {manifest.label}", reason="uri")
         if not folder.is_dir():

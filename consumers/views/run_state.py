@@ -32,7 +32,15 @@ from tracegrad.schemas.records.process_status import (
 )
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, ROLLOUT_EVENTS, RolloutEvent, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep, surviving_steps
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck, WeightRecord
+from tracegrad.schemas.records.weights import (
+    WEIGHT_ACKS,
+    WEIGHTS,
+    Lineage,
+    VersionManifest,
+    WeightAck,
+    WeightRecord,
+    folder_of,
+)
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.schemas.untrained import MemberOutcome, UntrainedGroups
 
@@ -52,11 +60,11 @@ _IDS = 100_000
 class RunState:
     """The fold of one policy's run. One thread at a time."""
 
-    def __init__(self, topics: Topics, run: RunHash, policy: str, *, remembered: int = _IDS) -> None:
+    def __init__(self, topics: Topics, run: RunHash, policy: str, *, root: str = "", remembered: int = _IDS) -> None:
         """
         Args:
-            run: the run's hash; raw topics hold other runs' rollouts too.
-            policy: the policy whose steps are followed.
+            run, policy: the run's hash, for raw topics hold other runs' rollouts too; whose steps are followed.
+            root: where the run's versions lie now.
             remembered: how many ids of each kind are kept.
         """
         self._folds: dict[str, tuple[Callable[[bytes | None], Any], Callable[[Any], None]]] = {
@@ -70,7 +78,7 @@ class RunState:
             topics.name(Topic.LLM_CALLS): (LLM_CALLS.decode, self._call),
             topics.name(Topic.PROCESS_STATUS): (PROCESS_STATUS.decode, self._process),
         }
-        self._run, self._policy = run, policy
+        self._run, self._policy, self._weight_root = run, policy, root
         self._lineage = Lineage(policy)
         self._steps: Recent[int, TrainingStep] = Recent(_STEPS)
         self._ended: Recent[str, None] = Recent(remembered)
@@ -138,9 +146,9 @@ class RunState:
         return [ack for id_, ack in sorted(self.acks.items()) if ack.at_ms >= began_ms.get(id_, 0)]
 
     def folder(self, version: int) -> str | None:
-        """Where a version was published."""
+        """Where a version lies, or lay when it was published."""
         manifest = self._lineage.versions.get(version)
-        return manifest.uri if manifest else None
+        return folder_of(manifest.uri, self._weight_root) if manifest else None
 
     def fold(self, record: Record, now_s: float) -> None:
         """Takes one record, read at `now_s`; a topic that says nothing about the run's looks is passed over."""

@@ -246,7 +246,7 @@ class Gateway:
     async def _prefer_local(self) -> None:
         """Lets the gateway render once that is proved equal to the engine, which may come up long after it."""
         while self.parts.handles.renders_locally:
-            folder = self.versions.folder()
+            folder = self.versions.folder(self.parts.handles.weight_root)
             limit = await self._client.context_length() if folder else None
             if folder and limit:
                 with contextlib.suppress(UnavailableError):

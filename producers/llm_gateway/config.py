@@ -177,6 +177,8 @@ class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Render and parse in the gateway once that is proved equal to the engine; False: never."""
     upstreams: tuple[Upstream, ...] = ()
     """Who answers for other models, in the order of the settings."""
+    weight_root: str = ""
+    """Where the run's versions lie."""
     trains_captured: bool = False
     """The run trains on captured calls: they are sampled as an attempt's, by versions that are known."""
     samples_as_asked: bool = False

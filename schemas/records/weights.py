@@ -4,12 +4,13 @@ and what serves.
 A trainer claims an epoch by a record; the first claim of a number owns it. A record is void for every reader
 when a higher claim precedes it on the partition: `Lineage` folds that rule, for all readers alike. A record that was
 appended a second time changes nothing either, whoever appended it and wherever it lies by then. `digest` is the one
-sha256 of a version's files.
+sha256 of a version's files, `folder_of` the one way to where they lie.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import partial
 from typing import Annotated, BinaryIO
 
@@ -32,6 +33,7 @@ __all__ = [
     "WeightAck",
     "WeightFile",
     "digest",
+    "folder_of",
 ]
 
 
@@ -70,6 +72,13 @@ def digest(file: BinaryIO) -> str:
     return found.hexdigest()
 
 
+def folder_of(uri: str, root: str | os.PathLike[str]) -> str:
+    """Where a version's folder lies: under the root of its run's versions, wherever that was moved or copied to, else
+    where it was written; an empty root: there."""
+    here = os.path.join(root, os.path.basename(uri))
+    return here if root and os.path.isdir(here) else uri
+
+
 class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
     """A complete version that engines may load. Example: version 18 of epoch 4 under `.../7c1f3e9a-v18-e4`."""
 
@@ -84,7 +93,7 @@ class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
     kind: str
     """`full` (a folder that transformers and vLLM open) or `lora`."""
     uri: str
-    """Absolute path of the folder."""
+    """Absolute path at which the folder was written; `folder_of` finds one that was moved with its run."""
     files: tuple[WeightFile, ...]
     step: int
     """The number of the last batch before it, 0 without one; a batch that made no version has a number too."""

@@ -26,7 +26,7 @@ from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.versions import are_complete
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, folder_of
 from tracegrad.schemas.topics import Topic, Topics
 
 __all__ = ["Proof", "ServedCall", "find_proof"]
@@ -60,8 +60,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[ServedCall, ...]
 
 
-def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | str:
-    """The proof, or why there is none."""
+def find_proof(log: Log, topics: Topics, run: RunHash, policy: str, weight_root: str = "") -> Proof | str:
+    """The proof, or why there is none. `weight_root`: where the run's versions lie now."""
     lineage = Lineage(policy)
     for record in _all(log, topics, Topic.WEIGHTS, WEIGHTS):
         lineage.fold(record)
@@ -82,15 +82,16 @@ def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | s
     for own in sorted((trained[label] for label in chosen), key=lambda manifest: manifest.version, reverse=True):
         earlier = [manifest for manifest in versions.values() if manifest.version < own.version]
         previous = max(earlier, key=lambda manifest: manifest.version, default=own)
-        if previous is own or not (Path(own.uri).is_dir() and Path(previous.uri).is_dir()):
+        folder, previous_folder = (folder_of(one.uri, weight_root) for one in (own, previous))
+        if previous is own or not (Path(folder).is_dir() and Path(previous_folder).is_dir()):
             continue
         calls = _whole_calls(_calls(log, topics), chosen[own.label], own.label, sampler)
         if calls:
             return Proof(
                 version=own.version,
-                folder=own.uri,
+                folder=folder,
                 previous_version=previous.version,
-                previous_folder=previous.uri,
+                previous_folder=previous_folder,
                 calls=tuple(calls),
             )
     return "the folders of the versions that served calls are gone; raise [trainer] keep_versions"

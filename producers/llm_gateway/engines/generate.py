@@ -29,7 +29,7 @@ from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import GENERATIONS_REFUSED, LABELS_REFUSED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.versions import Version, VersionSpan, parse_label
-from tracegrad.schemas.records.weights import WEIGHTS, Lineage
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage, folder_of
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..config import EngineRef, LlmConfig
@@ -90,10 +90,10 @@ class KnownVersions:
         manifest = self._lineage.versions.get(version.version) if version else None
         return version if manifest is not None and manifest.label == label else None
 
-    def folder(self) -> str | None:
-        """Where the newest version lies; its tokenizer and template are every version's."""
+    def folder(self, root: str = "") -> str | None:
+        """Where the newest of the versions under a root lies; its tokenizer and template are every version's."""
         newest = self._lineage.newest
-        return newest.uri if newest else None
+        return folder_of(newest.uri, root) if newest else None
 
     async def changed(self, timeout_s: float) -> None:
         """Returns at the next change or after the time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -233,5 +234,9 @@ def test_the_best_version_answers_else_the_newest_else_the_one_that_is_named(tmp
     best = {"version": 7, "folder": str(run_dir.weights / f"{run}-v7-e1")}
     (run_dir.results / "results.json").write_text(json.dumps({"best": best}))
     assert folder_of(wiring, None) == (best["folder"], 7)
+    moved = Wiring(RunDir.open(run_dir.path.rename(tmp_path / "theirs")))
+    for _ in range(2):
+        assert folder_of(moved, None) == (str(tmp_path / "theirs" / "trainer" / "weights" / f"{run}-v7-e1"), 7)
+        shutil.copytree(tmp_path / "theirs", tmp_path / "mine", dirs_exist_ok=True)  # the original comes back
     (run_dir.results / "results.json").write_text(json.dumps({"best": {"version": 0, "folder": str(tmp_path)}}))
     assert folder_of(wiring, None)[1] == 12, "what nobody trained is not what one asks for"

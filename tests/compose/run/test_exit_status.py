@@ -14,11 +14,12 @@ from tests.consumers.audit.small_run import KEY, memory_log, records, small_run
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, Streams
 from tracegrad.compose.run import demo, report, serve, session
-from tracegrad.compose.run.run_dir import Endpoints, RunDir, RunKey, write_record
+from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
+from tracegrad.compose.run_files import RunKey, write_record
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import DIVERGED_EXIT_STATUS, DivergedError, UnavailableError
 from tracegrad.schemas.ids import RunHash

@@ -16,9 +16,10 @@ from tracegrad.compose.cli import app
 from tracegrad.compose.history.replay import replayed_settings
 from tracegrad.compose.history.request import ReplayRequest, remember
 from tracegrad.compose.run.pipeline import prepare_run
-from tracegrad.compose.run.run_dir import RunDir, write_record
+from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import INTERRUPTED, _ended_otherwise, replay_command, run_session
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
+from tracegrad.compose.run_files import write_record
 from tracegrad.schemas.errors import ConfigurationError
 
 

@@ -19,10 +19,11 @@ from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.positions import TopicStart
 from tracegrad.compose.run import serve
 from tracegrad.compose.run.pipeline import Part, prepare_run, specs
-from tracegrad.compose.run.run_dir import RunDir, RunKey, write_record
+from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
+from tracegrad.compose.run_files import RunKey, write_record
 from tracegrad.consumers.page.config import PageConfig
 from tracegrad.producers.llm_gateway.config import GRACE_S, LlmConfig, PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig

@@ -53,7 +53,8 @@ def run(weights: Path) -> Streams:
 def audited(run: Streams, weights: Path, without: Record | None = None) -> Report:
     """The audit of the run, its files too."""
     look = partial(verify_version, weight_root=str(weights))
-    return audit(memory_log(run, without), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look)
+    log = memory_log(run, without)
+    return audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look, weight_root=str(weights))
 
 
 def test_a_run_with_everything_adds_up(run: Streams, weights: Path) -> None:
@@ -98,6 +99,22 @@ def test_a_file_that_was_changed_is_named(run: Streams, weights: Path) -> None:
     (line,) = audited(run, weights).missing
     path.write_text(before)
     assert line.startswith("files of version 2 on weights: expected sha256")
+
+
+def test_a_run_folder_that_was_moved_lacks_no_file(run: Streams, weights: Path, tmp_path: Path) -> None:
+    """Its manifests name where the folders were; of a copy without them those are looked at there."""
+    moved = weights.rename(tmp_path / "elsewhere")
+    assert audited(run, moved).missing == []
+    next(moved.glob("*-v2-*/model.safetensors")).rename(tmp_path / "away")
+    (line,) = audited(run, moved).missing
+    (tmp_path / "away").rename(next(moved.glob("*-v2-*")) / "model.safetensors")
+    moved.rename(weights)
+    assert "version 2" in line and str(moved) in line
+    (tmp_path / "bare").mkdir()
+    look = partial(verify_version, weight_root=str(weights))
+    log = memory_log(run, None)
+    report = audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look, weight_root=str(tmp_path / "bare"))
+    assert report.missing == []
 
 
 @pytest.mark.parametrize(

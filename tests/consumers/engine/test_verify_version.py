@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,14 +45,14 @@ def no_folder(manifest: VersionManifest, outside: Path) -> VersionManifest:
 
 
 def elsewhere(manifest: VersionManifest, outside: Path) -> VersionManifest:
-    """A sound folder outside the root."""
-    return write_version(outside, 1)
+    """A sound folder outside the root, which has none of that name."""
+    return write_version(outside, 2)
 
 
 def upwards(manifest: VersionManifest, outside: Path) -> VersionManifest:
     """A path that leaves the root by dots."""
-    write_version(outside, 1)
-    return change(manifest, uri=f"{Path(manifest.uri).parent}/../outside/{label(1)}")
+    write_version(outside, 2)
+    return change(manifest, uri=f"{Path(manifest.uri).parent}/../outside/{label(2)}")
 
 
 def linked_folder(manifest: VersionManifest, outside: Path) -> VersionManifest:
@@ -142,3 +143,13 @@ def test_sound_version_is_given_by_its_real_folder(tmp_path: Path) -> None:
     manifest = write_version(root, 1)
     through_link = change(manifest, uri=str(tmp_path / "link" / label(1)))
     assert verify_version(through_link, str(tmp_path / "link")) == Path(manifest.uri).resolve()
+
+
+def test_a_version_that_was_moved_or_copied_with_its_run_is_found_under_the_new_root(tmp_path: Path) -> None:
+    """Before the place where it was written, which may be another run's by now."""
+    manifest, root = write_version(tmp_path / "weights", 1), tmp_path / "copy"
+    shutil.copytree(tmp_path / "weights", root)
+    (Path(manifest.uri) / "model.safetensors").write_text("1-")
+    assert verify_version(manifest, str(root)) == root / label(1)
+    shutil.rmtree(tmp_path / "weights")
+    assert verify_version(manifest, str(root)) == root / label(1)
