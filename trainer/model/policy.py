@@ -25,10 +25,12 @@ from ..algorithm.logprobs import sampled_logprobs
 from ..batch.packing import MicroBatch
 from ..config import TrainerConfig
 
-__all__ = ["Policy", "configure_torch", "load_policy"]
+__all__ = ["Policy", "configure_torch", "load_policy", "load_tensors"]
 
 _log = logging.getLogger(__name__)
 _HEAD = "lm_head.weight"
+_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Keys of models' configurations by which logits are multiplied, or divided: the same key either way."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -81,6 +83,8 @@ class Policy:
         self._model: Any = model
         self._causal: Any = cast(Any, model).get_base_model() if hasattr(model, "peft_config") else model
         self._publish_dtype = publish_dtype
+        self._times, self._over = 1.0, 1.0
+        """What the model does to the product of hidden states and head."""
         self.device = device
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.masters: dict[str, Tensor] = {
@@ -130,6 +134,8 @@ class Policy:
     def head(self, hidden_BKD: Tensor) -> Tensor:
         """[B, K, V] logits of the last hidden states."""
         logits_BKV: Tensor = self._causal.get_output_embeddings()(hidden_BKD)
+        if (self._times, self._over) != (1.0, 1.0):
+            logits_BKV = logits_BKV * self._times / self._over
         cap = getattr(self._causal.config, "final_logit_softcapping", None)
         return logits_BKV if cap is None else torch.tanh(logits_BKV / cap) * cap
 
@@ -157,16 +163,27 @@ class Policy:
         return torch.cat([checkpoint(piece, *part, use_reentrant=False) for part in pieces], dim=-1)
 
     @torch.no_grad()
-    def require_plain_head(self) -> None:
-        """Raises ConfigurationError where the model does more between hidden states and logits than `head` does."""
+    def match_head(self) -> None:
+        """Finds by what the model scales its logits, as Granite divides them and Cohere multiplies: one of _SCALES of
+        its configuration, whichever way gives the model's own logits best.
+
+        Raises ConfigurationError where none does: it does more between hidden states and logits than `head`.
+        """
         ids_BL = torch.arange(2, 6, device=self.device)[None]
         hidden_BLD = self._causal.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
-        if not torch.allclose(
-            self.head(hidden_BLD), self.logits(ids_BL, ids_BL[0] - 2), rtol=1e-3, atol=1e-3, equal_nan=True
-        ):
+        expected_BLV = self.logits(ids_BL, ids_BL[0] - 2)
+        config = self._causal.config
+        scales = [float(scale) for name in _SCALES if (scale := getattr(config, name, None))]
+        found: list[tuple[float, tuple[float, float]]] = []
+        for ways in ((1.0, 1.0), *((scale, 1.0) for scale in scales), *((1.0, scale) for scale in scales)):
+            self._times, self._over = ways
+            errors_BLV = (self.head(hidden_BLD) - expected_BLV).abs().nan_to_num()
+            found.append((float(errors_BLV.max()), ways))
+        _, (self._times, self._over) = min(found, key=lambda one: one[0])  # of equals the first, which scales nothing
+        if not torch.allclose(self.head(hidden_BLD), expected_BLV, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise ConfigurationError(
-                f"[policy] model: expected logits that are one product of hidden states and head, got a model "
-                f"({self._causal.config.model_type}) that scales them otherwise: take another one"
+                "[policy] model: expected logits that are the product of hidden states and head, perhaps scaled by "
+                f"{', '.join(_SCALES)}, got a model ({config.model_type}) that makes them otherwise: take another one"
             )
 
     def collect_gradients(self) -> None:
@@ -255,7 +272,7 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_tr
             f"[policy] model: expected a folder with config.json and *.safetensors, got {folder}; "
             "convert other formats first (save_pretrained with safe_serialization)"
         )
-    model = _load(folder, _dtype(config, device))
+    model, _ = _load(folder, _dtype(config, device))
     model.to(device).eval().requires_grad_(is_trained)
     if model.dtype == torch.bfloat16 and device.type == "cpu" and not _multiplies_bfloat16():
         _log.warning(
@@ -265,7 +282,7 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_tr
     if config.lora_rank is not None and is_trained:
         model = _with_adapters(model, rank=config.lora_rank, alpha=config.lora_alpha)
     policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))
-    policy.require_plain_head()
+    policy.match_head()
     _log.info(
         "model loaded: %d of %d parameters train, published as %s, device=%s",
         sum(master.numel() for master in policy.masters.values()),
@@ -276,8 +293,18 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_tr
     return policy
 
 
-def _load(folder: Path, dtype: torch.dtype) -> Any:
-    """The model as transformers loads it, with a beat for each tensor in the place of its progress bar."""
+def load_tensors(folder: Path) -> dict[str, Tensor]:
+    """The parameters of a published folder by the model's own names, float32. Raises ConfigurationError where the
+    files lack one, which would be random."""
+    model, lacks = _load(folder, torch.float32)
+    if lacks:
+        raise ConfigurationError(f"expected all tensors of the model in {folder}, got none of {', '.join(lacks)[:300]}")
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, list[str]]:
+    """The model as transformers loads it, with a beat for each tensor in the place of its progress bar; and what its
+    files lack."""
     import transformers
 
     bars: Any = transformers.utils.logging
@@ -286,14 +313,18 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
         lambda bar, args, rest: bar(*(units("loading the model", pieces) for pieces in args[:1]), *args[1:], **rest)
     )
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(
+        model, told = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+        return model, sorted(told["missing_keys"])
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError) as error:  # the last: tensors that fit no parameter
         raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
     finally:
         bars.set_tqdm_hook(before)

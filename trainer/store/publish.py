@@ -24,7 +24,7 @@ from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest
 
 from ..config import TrainerHandles
-from ..model.policy import Policy
+from ..model.policy import Policy, load_tensors
 from .checkpoint import Progress
 from .durable import PREFIX, describe_files, remove_half_written, whole_folder
 
@@ -108,7 +108,11 @@ class Publisher:
             OSError: its folder is gone. ConfigurationError: it holds another model's tensors.
         """
         folder, name = (self._adapters, _ADAPTERS) if model.has_adapters else (self._root, _WEIGHTS)
-        model.restore(_read(folder / manifest.label / name, set(model.masters)))
+        tensors = _read(folder / manifest.label / name, set(model.masters))
+        if len(tensors) < len(model.masters) and not model.has_adapters:
+            # Of a mixture of experts files have a tensor an expert, and the model one of all: transformers stacks them.
+            tensors = load_tensors(folder / manifest.label)
+        model.restore(tensors)
 
     def _copy_base(self, folder: Path, dtype: torch.dtype) -> None:
         for path in sorted(Path(self._handles.model).iterdir()):
