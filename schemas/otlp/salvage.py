@@ -18,7 +18,7 @@ from google.protobuf.internal.decoder import _DecodeVarint  # type: ignore[impor
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from ..errors import RecordError, UndecodableError
-from .signal import Signal, parsed
+from .signal import Signal, is_json, parsed
 
 __all__ = ["DAMAGED", "MAX_LOST", "Lost", "Salvaged", "damaged", "salvage"]
 
@@ -59,6 +59,8 @@ def salvage(signal: Signal, value: bytes | None) -> Salvaged:
     try:
         return Salvaged(parsed(signal, data))
     except UndecodableError:
+        if is_json(data):
+            raise
         request, lost = signal.request(), list[Lost]()
         _merge(request, data, lost, count(1))
         return Salvaged(request, tuple(lost))

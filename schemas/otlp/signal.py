@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from ..errors import UndecodableError
 from ..topics import Topic
 
-__all__ = ["LOGS", "TRACES", "Signal", "items_of", "parsed"]
+__all__ = ["LOGS", "TRACES", "Signal", "is_json", "items_of", "parsed"]
 
 
 class Signal(NamedTuple):
@@ -43,10 +43,15 @@ LOGS = Signal(
 )
 
 
+def is_json(data: bytes) -> bool:
+    """Whether a request is OTLP's JSON: no protobuf begins so."""
+    return _JSON.match(data) is not None
+
+
 def parsed(signal: Signal, data: bytes) -> Any:
     """The request, as protobuf reads it: unknown fields are kept. Raises UndecodableError."""
     request = signal.request()
-    if _JSON.match(data):
+    if is_json(data):
         raise UndecodableError(
             f"expected {type(request).__name__} bytes, got OTLP as JSON; have whoever writes the topic send protobuf "
             "(a Collector's Kafka exporter: `encoding: otlp_proto`), or send the JSON to the OTLP gateway, which takes "
