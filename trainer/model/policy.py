@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tracegrad.schemas.beat import units
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..algorithm.logprobs import sampled_logprobs
 from ..batch.packing import MicroBatch
 from ..config import TrainerConfig
+from .read_model import read_model
 
-__all__ = ["Policy", "configure_torch", "load_policy", "load_tensors"]
+__all__ = ["Policy", "configure_torch", "load_policy"]
 
 _log = logging.getLogger(__name__)
 _HEAD = "lm_head.weight"
@@ -272,7 +272,7 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_tr
             f"[policy] model: expected a folder with config.json and *.safetensors, got {folder}; "
             "convert other formats first (save_pretrained with safe_serialization)"
         )
-    model, _ = _load(folder, _dtype(config, device))
+    model, _ = read_model(folder, _dtype(config, device))
     model.to(device).eval().requires_grad_(is_trained)
     if model.dtype == torch.bfloat16 and device.type == "cpu" and not _multiplies_bfloat16():
         _log.warning(
@@ -291,43 +291,6 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_tr
         device,
     )
     return policy
-
-
-def load_tensors(folder: Path) -> dict[str, Tensor]:
-    """The parameters of a published folder by the model's own names, float32. Raises ConfigurationError where the
-    files lack one, which would be random."""
-    model, lacks = _load(folder, torch.float32)
-    if lacks:
-        raise ConfigurationError(f"expected all tensors of the model in {folder}, got none of {', '.join(lacks)[:300]}")
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, list[str]]:
-    """The model as transformers loads it, with a beat for each tensor in the place of its progress bar; and what its
-    files lack."""
-    import transformers
-
-    bars: Any = transformers.utils.logging
-    bars.disable_progress_bar()
-    before = bars.set_tqdm_hook(
-        lambda bar, args, rest: bar(*(units("loading the model", pieces) for pieces in args[:1]), *args[1:], **rest)
-    )
-    try:
-        model, told = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        return model, sorted(told["missing_keys"])
-    except torch.OutOfMemoryError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:  # the last: tensors that fit no parameter
-        raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
-    finally:
-        bars.set_tqdm_hook(before)
 
 
 def _with_adapters(model: Any, *, rank: int, alpha: int) -> Any:

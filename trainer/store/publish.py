@@ -24,7 +24,8 @@ from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest
 
 from ..config import TrainerHandles
-from ..model.policy import Policy, load_tensors
+from ..model.policy import Policy
+from ..model.read_model import load_tensors
 from .checkpoint import Progress
 from .durable import PREFIX, describe_files, remove_half_written, whole_folder
 
