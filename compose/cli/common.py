@@ -30,6 +30,7 @@ __all__ = [
     "RUNS",
     "JsonFlag",
     "LogFormatOption",
+    "NewRunOption",
     "RunArgument",
     "RunDirOption",
     "RunOption",
@@ -61,7 +62,11 @@ def help_of(path: str) -> str:
 RunArgument = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="The run's name or folder; else the newest.", show_default=False)
 ]
-RunOption = Annotated[str | None, typer.Option("--run", help=help_of("run"), show_default=False)]
+NewRunOption = Annotated[str | None, typer.Option("--run", help=help_of("run"), show_default=False)]
+"""Of commands that start a run; of those that look at one:"""
+RunOption = Annotated[
+    str | None, typer.Option("--run", help="The run's name or folder; else the newest.", show_default=False)
+]
 RunDirOption = Annotated[
     Path | None,
     typer.Option("--run-dir", help="The run's folder; else the newest under --runs-dir.", show_default=False),

@@ -27,6 +27,7 @@ from .common import (
     RUNS,
     JsonFlag,
     LogFormatOption,
+    NewRunOption,
     RunDirOption,
     RunOption,
     RunsDirOption,
@@ -69,7 +70,7 @@ def demo(
     bootstrap_servers: Bootstrap = None,
     verbose: Verbose = False,
     as_json: JsonFlag = False,
-    run: RunOption = None,
+    run: NewRunOption = None,
     runs_dir: RunsDirOption = RUNS,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -103,7 +104,7 @@ def train(
     bootstrap_servers: Bootstrap = None,
     verbose: Verbose = False,
     as_json: JsonFlag = False,
-    run: RunOption = None,
+    run: NewRunOption = None,
     runs_dir: RunsDirOption = RUNS,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -137,7 +138,7 @@ def up(
     bootstrap_servers: Bootstrap = None,
     verbose: Verbose = False,
     as_json: JsonFlag = False,
-    run: RunOption = None,
+    run: NewRunOption = None,
     runs_dir: RunsDirOption = RUNS,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:

@@ -14,7 +14,18 @@ from tracegrad.schemas.topics import REGISTRY
 
 from ..kafka.log import KafkaLog
 from ..kafka.topic_admin import GroupPlan, TopicPlan, create_topics, plan_groups, plan_topics
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, answering, echo, find_run, load_settings
+from .common import (
+    RUNS,
+    JsonFlag,
+    NewRunOption,
+    RunDirOption,
+    RunOption,
+    RunsDirOption,
+    answering,
+    echo,
+    find_run,
+    load_settings,
+)
 
 __all__ = ["app"]
 
@@ -26,7 +37,7 @@ def create(
     file: Annotated[Path | None, typer.Argument(help="The TOML file; else ./tracegrad.toml.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print topics, settings and ACLs.")] = False,
     bootstrap_servers: Annotated[str | None, typer.Option(help="Your Kafka.", show_default=False)] = None,
-    run: RunOption = None,
+    run: NewRunOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Make the topics of a run on your own cluster, or print them for those who own it.

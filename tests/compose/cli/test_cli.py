@@ -57,6 +57,25 @@ def test_each_command_shows_an_example(command: str, capsys: pytest.CaptureFixtu
     assert "Example: " in " ".join(capsys.readouterr().out.split())
 
 
+def test_run_names_a_new_run_or_finds_one_by_what_the_command_does() -> None:
+    """A command that looks says that a name or a folder is meant; one that starts, how it is named."""
+    from tracegrad.compose.cli import app
+
+    root: Any = get_command(app)
+    commands = {**root.commands, **{f"topics {name}": one for name, one in root.commands["topics"].commands.items()}}
+    commands |= {f"air {name}": one for name, one in root.commands["air"].commands.items()}
+    told = {
+        name: param.help.partition(";")[0]
+        for name, command in commands.items()
+        for param in command.params
+        if "--run" in param.opts
+    }
+    starts = {name for name, text in told.items() if text == r"Names the run: \[a-z0-9-]{1,40}"}
+    assert starts == {"demo", "train", "up", "topics create"}
+    assert {text for name, text in told.items() if name not in starts} == {"The run's name or folder"}
+    assert {"tail", "audit", "status", "env", "topics list"} <= told.keys()
+
+
 def test_no_word_of_the_help_is_taken_for_markup() -> None:
     """A `[section]` that is not escaped would be, and not be shown."""
     from tracegrad.compose.cli import app

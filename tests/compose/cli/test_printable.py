@@ -102,6 +102,7 @@ def _look(command: Callable[..., None], **options: Any) -> None:
         log.append(TOPICS.name(Topic.PROCESS_STATUS), b"x", PROCESS_STATUS.encode(record), ((EVIL, b"x"),), 0)
     folder = SimpleNamespace(
         path=EVIL,
+        weights=EVIL,
         is_locked=lambda name="supervisor": name == "supervisor",
         endpoints_file=SimpleNamespace(stat=_no_stat),
         replayed=None,

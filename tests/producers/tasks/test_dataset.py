@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,34 @@ def test_a_bad_file_names_line_and_cause(tmp_path: Path, text: bytes, message: s
     file = tmp_path / "t.jsonl"
     file.write_bytes(text)
     with pytest.raises(ConfigurationError, match=message):
+        read_tasks(file)
+
+
+TASK = b'{"id": "a", "input": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("data", "form"),
+    [
+        (b"PAR1\x15\x04\x15\nPAR1", "a Parquet file; .*pandas.read_parquet"),
+        (b"ARROW1\0\0", "an Arrow file"),
+        (gzip.compress(TASK), "a gzip file; unpack it: gunzip FILE"),
+        (b"\x28\xb5\x2f\xfd\0", "a zstd file"),
+        (b"PK\x03\x04\0", "a zip archive, as Excel writes it"),
+        (b"\xef\xbb\xbf" + TASK, r"a byte order mark \(BOM\) before the first line; save it as UTF-8 without BOM"),
+        ('{"id": "a", "input": "x"}'.encode("utf-16"), "UTF-16"),
+        (b"[" + TASK + b"]", "a JSON array; .*pandas.read_json"),
+        (b'\n{\n "id": "a",\n "input": "x"\n}', "an object over several lines; .*jq -c"),
+        (b"id,input\na,x\n", "a CSV file, whose first line is 'id,input'; .*pandas.read_csv"),
+        (b"id\tinput\na\tx\n", "a CSV file"),
+    ],
+    ids=["parquet", "arrow", "gzip", "zstd", "zip", "BOM", "UTF-16", "array", "pretty printed", "CSV", "TSV"],
+)
+def test_a_file_of_another_form_is_named_with_what_was_expected(tmp_path: Path, data: bytes, form: str) -> None:
+    """And how to make it one; without a line's number, for it has no lines."""
+    file = tmp_path / "tasks"
+    file.write_bytes(data)
+    with pytest.raises(ConfigurationError, match=rf"{file}: expected .*one such object a line, got {form}"):
         read_tasks(file)
 
 
