@@ -202,6 +202,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     output_sha256: str | None = None
     """Both as in RolloutEvent: what the agent returned, so that it can be graded again; its task's input and what was
     expected stand on `rollouts`, under its rollout id."""
+    are_links_cut: bool = False
+    """Its trace named more than MAX_LINKS (facts.py) conversations and ids: calls of some may lie in other episodes."""
 
     @property
     def is_rated(self) -> bool:

@@ -15,6 +15,7 @@ from .rollouts import Reward, RolloutEvent
 
 __all__ = [
     "EPISODE_EVENTS",
+    "MAX_LINKS",
     "MAX_RESULT",
     "CallEndedFact",
     "CallFact",
@@ -33,6 +34,7 @@ __all__ = [
     "SpanKind",
     "ToolStatus",
     "digest_of",
+    "link_order",
     "whose_facts",
 ]
 
@@ -198,6 +200,10 @@ class LinkSource(OpenEnum):
     """A value of a later release; links nothing."""
 
 
+MAX_LINKS = 1_000
+"""That one trace names, in a record of facts and in all; further ones tell of keys whose calls stay apart."""
+
+
 class LinkFact(msgspec.Struct, frozen=True, kw_only=True, tag="link"):
     """A captured trace is of a conversation with another key: whoever holds the trace forwards its facts there."""
 
@@ -207,6 +213,11 @@ class LinkFact(msgspec.Struct, frozen=True, kw_only=True, tag="link"):
     source: LinkSource
     minted_id: str | None = None
     """Of `id`: the call or tool call; where no call bears it, the trace's facts join nothing."""
+
+
+def link_order(link: LinkFact) -> tuple[str, str, str, str]:
+    """By which the same of too many links are kept, in whatever order they come."""
+    return link.key, link.source.value, link.minted_id or "", link.trace_id
 
 
 class LogFact(msgspec.Struct, frozen=True, kw_only=True, tag="log"):

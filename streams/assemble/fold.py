@@ -293,6 +293,8 @@ class Assemble(StageFold[OpenEpisode]):
             return self._forward(episode, to)
         if is_torn:
             self.metrics.add(LINKS, "two_keys")
+        if episode.links.are_cut:
+            self.metrics.add(LINKS, "too_many")
         if strangers := len(episode.links.strangers(episode.minted)):
             self.metrics.add(LINKS, "unknown_id", num=strangers)
         self._strays.discard(episode.episode_id)

@@ -9,6 +9,7 @@ an id alone brought join only where a call bears that id.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tracegrad.schemas.fold import Output
@@ -16,6 +17,7 @@ from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.made_of import Parts, origin_header
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
+    MAX_LINKS,
     CallEndedFact,
     CallFact,
     CallOpenFact,
@@ -26,6 +28,7 @@ from tracegrad.schemas.records.facts import (
     LinkSource,
     SpanFact,
     SpanKind,
+    link_order,
 )
 from tracegrad.schemas.topics import Topic
 
@@ -46,8 +49,6 @@ __all__ = [
 MAX_FACTS_PER_RECORD = 500
 MAX_HOPS = 4
 """Facts that were handed on so often go round in a circle."""
-_MAX_LINKS = 100
-"""Of one trace; two that differ decide, so further ones tell nothing new but the ids that they repeat."""
 _SEVERAL = 2
 _RANKS = ((LinkSource.ANSWER,), (LinkSource.CALL, LinkSource.ID), (LinkSource.CONVERSATION,), (LinkSource.SESSION,))
 _OF_CONVERSATIONS = (LinkSource.CALL, LinkSource.CONVERSATION, LinkSource.SESSION)
@@ -59,6 +60,10 @@ class Links:
 
     def __init__(self) -> None:
         self._away: dict[LinkFact, None] = {}
+        self._kept: list[LinkFact] = []
+        """The same by `link_order`."""
+        self.are_cut = False
+        """More were named; the first by `link_order` are kept."""
         self._pulled: set[str] = set()
         """Keys whose calls were asked for."""
         self._here: dict[str, set[str | None]] = {}
@@ -72,8 +77,12 @@ class Links:
         """Folds one in. `key`: of the episode, as links name it."""
         if link.key == key:
             self._here.setdefault(link.trace_id, set()).add(link.minted_id)
-        elif len(self._away) < _MAX_LINKS:
+        elif link not in self._away:
+            bisect.insort(self._kept, link, key=link_order)
             self._away[link] = None
+            if len(self._kept) > MAX_LINKS:
+                self.are_cut = True
+                del self._away[self._kept.pop()]
 
     def brought(self, trace: str | None) -> bool:
         """Whether a link has brought the trace here."""
@@ -121,7 +130,7 @@ class Links:
     @property
     def away(self) -> tuple[LinkFact, ...]:
         """Those from it, in canonical order."""
-        return tuple(sorted(self._away, key=lambda link: (link.key, link.source.value, link.minted_id or "")))
+        return tuple(self._kept)
 
     def strangers(self, minted: Callable[[], set[str]]) -> set[str]:
         """Forwarded traces that join nothing; `minted` gives the ids of the episode's calls and tool calls."""

@@ -12,7 +12,8 @@ Failure: what cannot be read is a dead letter with its reason; what belongs to o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tracegrad.schemas.errors import RecordError, UndecodableError
@@ -22,7 +23,7 @@ from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.made_of import origin_header, place_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.mac import is_by_own_run, signer_of
-from tracegrad.schemas.metrics import CALLS_UNPROVED, CONTEXT_CALLS, FACTS, NOT_SELECTED, Metrics
+from tracegrad.schemas.metrics import CALLS_UNPROVED, CONTEXT_CALLS, FACTS, LINKS, NOT_SELECTED, Metrics
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
     CallEnded,
@@ -35,6 +36,7 @@ from tracegrad.schemas.records.calls import (
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
+    MAX_LINKS,
     CallEndedFact,
     CallFact,
     CallOpenFact,
@@ -42,8 +44,10 @@ from tracegrad.schemas.records.facts import (
     ContextCallFact,
     Fact,
     Facts,
+    LinkFact,
     RewardFact,
     RolloutFact,
+    link_order,
 )
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, Reward, RolloutEvent
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
@@ -58,8 +62,6 @@ from .reading.judge_tool import ToolJudge
 
 __all__ = ["Normalize"]
 
-_MAX_LINKS = 100
-"""Of one trace in a record: two that name different keys already link nothing."""
 MAX_FACTS_PER_RECORD = 500
 """Keeps a record below the topic's message limit: a span's fact is at most 6 KB, for its texts are cut."""
 
@@ -105,7 +107,7 @@ class Normalize(StageFold[None]):
             self.metrics.add(FACTS, what, num=len(facts))
             for start in range(0, len(facts), MAX_FACTS_PER_RECORD):
                 # Links first: the spans behind them may complete the trace.
-                links = list(scan.links.get(episode, ()))[:_MAX_LINKS] if start == 0 else ()
+                links = self._links(scan.links.get(episode, ())) if start == 0 else ()
                 outputs.append(self._facts(record, episode, [*links, *facts[start : start + MAX_FACTS_PER_RECORD]]))
         for refused in scan.refused.values():
             value = refused.request.SerializeToString()
@@ -113,6 +115,12 @@ class Normalize(StageFold[None]):
         if scan.damage is not None:
             outputs.append(dead_letter(record, scan.damage, stage=self.stage))
         return outputs
+
+    def _links(self, named: Collection[LinkFact]) -> list[LinkFact]:
+        """Those of one trace in a record, few enough for one."""
+        if len(named) > MAX_LINKS:
+            self.metrics.add(LINKS, "left_out", num=len(named) - MAX_LINKS)
+        return heapq.nsmallest(MAX_LINKS, named, key=link_order) if len(named) > MAX_LINKS else list(named)
 
     def _fold_item(self, record: Record, codec: Codec[Any]) -> list[Output]:
         """The single fact of a record, by the identity that it claims."""

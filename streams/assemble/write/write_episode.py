@@ -73,6 +73,7 @@ def write_episode(
         unscored=unscored,
         num_spans=len(spans),
         num_unproved_spans=len(spans) - len(own),
+        are_links_cut=episode.links.are_cut,
         num_tools=len(tools),
         num_tools_succeeded=sum(tool.tool_status is ToolStatus.SUCCEEDED for tool in tools),
         num_unauthorised_rewards=num_others,

@@ -71,7 +71,13 @@ def trace_of_log(record: LogRecord, attributes: Mapping[str, AttributeValue]) ->
 
 
 def execution_of_log(
-    record: LogRecord, trace: bytes, attributes: Mapping[str, AttributeValue], judge: ToolJudge, **place: str
+    record: LogRecord,
+    trace: bytes,
+    attributes: Mapping[str, AttributeValue],
+    judge: ToolJudge,
+    *,
+    service: str,
+    proved_by: str,
 ) -> SpanFact | None:
     """The execution that a log record tells of, as a span below the one that the record belongs to; None: of none."""
     reading = _execution(attributes)
@@ -90,7 +96,8 @@ def execution_of_log(
         dialect=names,
         start_ns=max(end_ns - duration_ms * 10**6, 0),
         end_ns=end_ns,
-        **place,
+        service=service,
+        proved_by=proved_by,
         **meaning._asdict(),
     )
 

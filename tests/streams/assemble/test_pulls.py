@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 
 import msgspec
 import pytest
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 from tests.streams.assemble.test_links import captured, close, episodes, llm, markers, streams
 from tests.streams.make import Item, agent_span, otlp, span, tool_span
 from tracegrad.schemas.ids import conversation_key, new_call, new_tool_call
+from tracegrad.schemas.metrics import LINKS
 from tracegrad.schemas.records.calls import ToolCall
+from tracegrad.schemas.records.facts import MAX_LINKS, LinkFact, LinkSource
+from tracegrad.streams.assemble.links import Links
 
 TRACE = "ab" * 16
 FIRST, SECOND = captured("c1" * 16, "one"), captured("c2" * 16, "two")
@@ -128,3 +132,44 @@ def test_executions_bring_the_calls_whose_models_spans_repeat_nothing() -> None:
     (episode,) = episodes(run).values()
     assert {(made.agent, made.joined_by) for made in episode.calls} == {("planner", "tool_call_id")}
     assert [len(made.tools) for made in episode.calls] == [1, 1]
+
+
+@pytest.mark.parametrize("is_spans_first", [True, False])
+def test_a_hundred_and_thirty_keys_come_to_one_trace(is_spans_first: bool) -> None:
+    """As many as a long run of parallel agents names; nothing is lost without a word."""
+    said = [captured(f"{number:032x}", f"said-{number}") for number in range(1, 131)]
+    spans: list[Item] = [otlp(llm(TRACE, 2 + number, one.call_id, parent=1)) for number, one in enumerate(said)]
+    root: Item = otlp(agent_span(TRACE, 1, "planner"))
+    run = streams()
+    run.feed(*([*spans, root, *said] if is_spans_first else [root, *said, *spans]))
+    close(run)
+    (episode,) = episodes(run).values()
+    assert (len(episode.calls), episode.are_links_cut) == (130, False)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_too_many_links_the_same_are_kept_in_any_order(seed: int) -> None:
+    """And that there were more is told, however often they come."""
+    named = [
+        LinkFact(trace_id=TRACE, key=f"{number:032x}", source=LinkSource.ID, minted_id=f"call_{number}")
+        for number in range(MAX_LINKS + 50)
+    ]
+    links = Links()
+    for link in random.Random(seed).choices(named, k=3 * len(named)) + named:
+        links.take(link, TRACE)
+    assert (links.away, links.are_cut) == (tuple(named[:MAX_LINKS]), True)
+
+
+def test_a_trace_that_names_too_many_says_so() -> None:
+    """On its episode, and by a count in both stages."""
+    ids = [new_call(f"{number:032x}") for number in range(1, MAX_LINKS + 30)]
+    run = streams()
+    run.feed(otlp(*(llm(TRACE, 2 + number, one, parent=1) for number, one in enumerate(ids[:1010]))))
+    assert run.normalize.metrics.value(LINKS, "left_out") == 10  # type: ignore[attr-defined]
+    run.feed(
+        otlp(
+            agent_span(TRACE, 1, "planner"), *(llm(TRACE, 2000 + n, one, parent=1) for n, one in enumerate(ids[1010:]))
+        )
+    )
+    close(run)
+    assert run.assemble.metrics.value(LINKS, "too_many") == 1  # type: ignore[attr-defined]

@@ -46,7 +46,8 @@ def log(result: dict[str, Any], *, trace: str = "", parent: int = 0, **resource:
 @pytest.mark.parametrize(("success", "status"), [("true", ToolStatus.SUCCEEDED), ("false", ToolStatus.FAILED)])
 def test_a_spans_event_tells_of_an_execution(success: str, status: ToolStatus) -> None:
     """On whatever span was at work, which ends well all the same."""
-    for attributes in ({}, {"tool_name": "shell", "call_id": ASKED, "aborted": False}):
+    dispatch: dict[str, Any] = {"tool_name": "shell", "call_id": ASKED, "aborted": False}
+    for attributes in ({}, dispatch):
         (fact,) = read(otlp(at_work(result={**RESULT, "success": success}, **attributes)))
         assert (fact.kind, fact.dialect, fact.tool_name, fact.tool_call_id) == (SpanKind.TOOL, "codex", "shell", ASKED)
         assert (fact.tool_status, fact.tool_status_from) == (status, "attribute")
@@ -93,7 +94,8 @@ def test_of_a_rollout_it_is_placed_by_its_resource() -> None:
     """Commands get their rollout in OTEL_RESOURCE_ATTRIBUTES."""
     run, own = Streams(config()), rollout(1)
     made = asking(own)
-    value = log(RESULT, **{"rollout.id": own, "attempt.id": "a001"})
+    identity: dict[str, Any] = {"rollout.id": own, "attempt.id": "a001"}
+    value = log(RESULT, **identity)
     run.append(Topic.OTLP_LOGS, value, headers=signed_by(config().run_hash))
     run.feed(made, closed(own, [made]), reward(own), event(own))
     (episode,) = map(EPISODES.decode, run.values(Topic.EPISODES))
