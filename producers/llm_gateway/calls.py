@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracegrad.schemas.errors import RecordError, RequestError
+from tracegrad.schemas.errors import EngineRefusal, RecordError, RequestError
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.metrics import (
@@ -34,7 +34,7 @@ from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.topics import Topic
 
 from .api.chat_request import ChatRequest, Message
-from .api.events import Started
+from .api.events import TOO_LONG, Started
 from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
 from .identity import Caller
@@ -186,9 +186,15 @@ class CallServer:
         )
 
     async def count(self, key: str, history: SpliceHistory, request: ChatRequest) -> int:
-        """The tokens of the prompt that an answer to this request would be sampled from."""
+        """The tokens of the prompt that an answer to this request would be sampled from; one that is too long counts
+        as the template renders it."""
         waits = waits_until(key, self._parts.config.engine_wait_s)
-        prompt, _ = await build_prompt(self.renderer, self._parts.ends, history, request, waits)
+        try:
+            prompt, _ = await build_prompt(self.renderer, self._parts.ends, history, request, waits)
+        except EngineRefusal as error:
+            if error.code != TOO_LONG:
+                raise
+            return await self.renderer.count(request, waits)
         return len(prompt.ids)
 
     async def _sample(self, session: Session, request: ChatRequest, call_id: CallId, live: Live | None) -> _Drawn:

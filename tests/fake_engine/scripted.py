@@ -51,6 +51,14 @@ def tool_call_text(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+def too_long(num_ids: int, limit: int) -> str:
+    """As vLLM says it."""
+    return (
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {num_ids} input tokens, "
+        "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+    )
+
+
 def chain_policy(prompt: str, draw: int) -> Reply:
     """Answers `what is 12 plus 30?`: a calculator call, then the tool's result; one draw in four goes wrong."""
     turns = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", prompt, re.DOTALL)
@@ -174,7 +182,7 @@ class ScriptedEngine(FakeWeights):
         except (KeyError, TypeError) as error:
             return _error(400, f"bad messages: {error!r}")
         if len(ids) > self.max_model_len:
-            return _error(400, f"Input length ({len(ids)}) exceeds model's maximum context length")
+            return _error(400, too_long(len(ids), self.max_model_len))
         constraint = _grammar(body, forces_auto=self.forces_auto)
         return JSONResponse({"token_ids": ids, "sampling_params": {"structured_outputs": constraint, "top_p": 0.8}})
 
@@ -246,6 +254,9 @@ class ScriptedEngine(FakeWeights):
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)
+        if "messages" in body:
+            ids = self.render(body["messages"], body.get("tools"), generation_prompt=body["add_generation_prompt"])
+            return JSONResponse({"tokens": ids})
         return JSONResponse({"tokens": self.tokenizer.encode(body["prompt"])})
 
     async def _detokenize(self, request: Request) -> Response:
@@ -281,9 +292,7 @@ def _body(message: dict[str, Any]) -> str:
         content = "".join(part.get("text", "") for part in content)
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        arguments = function["arguments"]
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        content += tool_call_text(function["name"], **arguments)
+        content += tool_call_text(function["name"], **_arguments(function["arguments"]))
     return content
 
 
@@ -297,6 +306,15 @@ def _grammar(body: dict[str, Any], *, forces_auto: bool) -> dict[str, Any] | Non
         return {"structural_tag": json.dumps({"tool_choice": choice})}
     asked = (body.get("response_format") or {}).get("type")
     return {"json_object": True} if asked in ("json_object", "json_schema") else None
+
+
+def _arguments(given: Any) -> dict[str, Any]:
+    """vLLM takes what is no object for an empty one, that a conversation which holds such a call may go on."""
+    try:
+        value = json.loads(given or "{}") if isinstance(given, str) else given
+    except ValueError:
+        value = {}
+    return value if isinstance(value, dict) else {}
 
 
 def _parse(text: str, *, tools: bool) -> dict[str, Any]:

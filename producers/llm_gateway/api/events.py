@@ -19,6 +19,7 @@ from tracegrad.schemas.records.calls import ToolCall
 from .chat_request import ChatRequest, Message
 
 __all__ = [
+    "TOO_LONG",
     "Api",
     "ChoiceBegins",
     "ChoiceEnds",
@@ -35,6 +36,8 @@ __all__ = [
     "forgotten",
 ]
 
+TOO_LONG = "context_length_exceeded"
+"""The code of a problem whose prompt is longer than the context window: OpenAI's word, which its clients know."""
 Recall = Callable[[CallId], tuple[Message, ...] | None]
 """The conversation up to an answer, the answer last, if the asking agent may go on with it; None: it is not kept."""
 

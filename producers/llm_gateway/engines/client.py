@@ -25,6 +25,7 @@ from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 from tracegrad.schemas.metrics import ENGINE_AWAY, Metrics
 from tracegrad.schemas.retry import retry_async
 
+from ..api.events import TOO_LONG
 from ..config import EngineRef
 from .health import EngineHealth
 
@@ -230,7 +231,7 @@ def fault(engine: EngineRef, path: str, status: int, answer: bytes) -> Unavailab
         # Without these routes no call can ever be served; the engine's flags are wrong, or it still starts.
         return UnavailableError(f"engine {engine.id}: {path} gave status {status}; start it with --enable-scale-out")
     said = _message(answer)
-    code = "context_length_exceeded" if any(words in said for words in _TOO_LONG) else None
+    code = TOO_LONG if any(words in said for words in _TOO_LONG) else None
     return EngineRefusal(said, status=400 if status < 500 else 502, code=code)
 
 

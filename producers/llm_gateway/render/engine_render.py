@@ -79,6 +79,9 @@ class Renderer(Protocol):
     async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
         """The ids of a conversation; `to_generate` adds the generation prompt and derives the grammar."""
 
+    async def count(self, request: ChatRequest, waits: Waits) -> int:
+        """The ids of a conversation, with a generation prompt, however many; also more than the engine would take."""
+
     async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
         """The message that sampled ids say, and their logprobs in its words."""
 
@@ -161,6 +164,11 @@ class EngineRenderer:
                 body["tool_choice"] = "auto"
         rendered = await self._ask(RENDER, body, waits, _RENDER_ANSWER)
         return Rendered(ids=rendered.token_ids, grammar=rendered.sampling_params.structured_outputs)
+
+    async def count(self, request: ChatRequest, waits: Waits) -> int:
+        """See Renderer."""
+        body = {**chat_form(request, with_grammar=False), "add_generation_prompt": True}
+        return len((await self._ask(TOKENIZE, body, waits, _TOKENIZE_ANSWER)).tokens)
 
     async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
         """See Renderer."""

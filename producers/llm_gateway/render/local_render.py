@@ -254,6 +254,11 @@ class LocalRenderer:
                 return Rendered(ids=ids)
         return await self._engine.ids(request, waits, to_generate=to_generate)
 
+    async def count(self, request: ChatRequest, waits: Waits) -> int:
+        """See Renderer."""
+        ids = render(self._template, request, to_generate=True) if can_render(request) else None
+        return len(ids) if ids else await self._engine.count(request, waits)
+
     async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
         """See Renderer."""
         if sampled.logprobs is None and can_parse(request):

@@ -43,6 +43,9 @@ class Engine:
             raise EngineRefusal("no", status=400)
         return Rendered(ids=self.template.ids(request, generation_prompt=to_generate) + self.end)
 
+    async def count(self, request: ChatRequest, waits: Any) -> int:
+        return len((await self.ids(request, waits)).ids)
+
     async def parse(self, request: ChatRequest, sampled: Sampled, waits: Any) -> ParsedMessage:
         self.num_asked += 1
         return self.template.parse(request, sampled.prompt_ids, sampled.ids)

@@ -6,6 +6,7 @@ nothing has none, for Anthropic's clients refuse empty texts. Arguments keep the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from tracegrad.schemas.ids import WirePrefix, wire_id
 from tracegrad.schemas.records.calls import ToolCall
 
 from ..chat_request import ChatRequest
-from ..events import Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
+from ..events import TOO_LONG, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
 from .read import UNPARSED
 
 __all__ = ["MessageWriter", "write_error"]
@@ -30,6 +31,11 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+_LIMIT = re.compile(r"maximum (?:context|model) length (?:is|of) (\d+)")
+_LENGTH = re.compile(r"contains (?:at least )?(\d+) input tokens|length (\d+)\)")
+"""In the engine's words, by which it refuses a prompt."""
 
 
 class MessageWriter:
@@ -164,4 +170,11 @@ def _event(kind: str, **fields: Any) -> bytes:
 def write_error(problem: Problem) -> bytes:
     """The body of an answer that is an error."""
     kind = _KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": problem.message}})
+    message = problem.message
+    if problem.code == TOO_LONG:
+        limit, length = _LIMIT.search(message), _LENGTH.search(message)
+        # At these words alone does Claude Code compact its conversation.
+        if limit is not None:
+            tokens = (length[1] or length[2]) if length else int(limit[1]) + 1
+            message = f"prompt is too long: {tokens} tokens > {limit[1]} maximum"
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
