@@ -33,6 +33,7 @@ from tracegrad.schemas.metrics import (
     CALLS_OPTED_OUT,
     CALLS_SERVED,
     CALLS_UNFORCED,
+    TOOLS_LEFT_OUT,
 )
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
 
@@ -171,6 +172,8 @@ class ChatEndpoints:
         asks = _read(asked, self._recall(caller, session, scope))
         check_recordable(asks)
         request = self._free(asks, asked)
+        for kind in request.left_out:
+            parts.metrics.add(TOOLS_LEFT_OUT, kind)
         if request.tool_choice != asks.tool_choice:
             parts.metrics.add(CALLS_UNFORCED, "tool_choice")
         # Each choice is a call of its own; more than there are slots take them all.

@@ -117,6 +117,7 @@ __all__ = [
     "STEPS",
     "STEP_SECONDS",
     "TOKENS_TRAINED",
+    "TOOLS_LEFT_OUT",
     "TOOLS_WITHOUT_ID",
     "TRAINING_STEP",
     "UNREADABLE_ROWS",
@@ -228,6 +229,9 @@ CALLS_TOO_LARGE = Counter("calls_too_large", "Calls that no record can hold.")
 CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was not acknowledged in time.")
 CALLS_UNFORCED = Counter(
     "calls_unforced", "Calls sampled without the grammar that tool_choice or the engine's parser would force.", ("by",)
+)
+TOOLS_LEFT_OUT = Counter(
+    "tools_left_out", "Tools and their calls that the request's API would run itself: no prompt has them.", ("type",)
 )
 FEEDBACK = Counter("feedback", "Pieces of feedback acknowledged.", ("name",), terminal="feedback", is_work=True)
 FEEDBACK_LATE = Counter("feedback_late", "Pieces of feedback on nothing that waited for them.")

@@ -7,6 +7,7 @@ has none is kept in `extra` under the name it came by, for the engine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -130,6 +131,10 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling fields as received, for the record."""
     extra: dict[str, Any] = {}
     """All other fields as received; the render's allow-list names those that the engine gets."""
+    tool_forms: Mapping[str, Any] = {}
+    """What a tool is in its API, by the name that the policy knows, for that API's writer."""
+    left_out: tuple[str, ...] = ()
+    """Kinds of tools, and of their calls, that the API would run itself: the prompt has none of them."""
     prompts: tuple[str | tuple[int, ...], ...] = ()
     """Instead of messages: what the agent wrote itself, as texts or token ids, each answered for itself."""
 

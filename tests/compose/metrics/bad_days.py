@@ -31,6 +31,9 @@ DAYS: dict[str, dict[Metric, str]] = {
             "producers/llm_gateway/test_forced_tools.py::"
             "test_a_tool_that_must_be_called_is_called_freely_where_the_call_may_train"
         ),
+        m.TOOLS_LEFT_OUT: (
+            "producers/llm_gateway/test_messages_tools.py::test_tools_of_anthropics_servers_are_left_out_and_counted"
+        ),
         m.AGENT_EVENTS: "producers/llm_gateway/test_agent_events.py::test_the_last_reward_is_one_record_before_the_end",
     },
     "a program that rates answers": {

@@ -108,11 +108,16 @@ def test_fields_become_types() -> None:
     [
         ({"input": []}, "input", "expected a text or items"),
         ({"input": None}, "input", "expected a text or items"),
-        ({"input": [{"type": "web_search_call"}]}, "input", "got 'web_search_call'"),
+        ({"input": [{"type": "computer_call"}]}, "input", "got 'computer_call'"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input", "or a summary as a message"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input", "input[0].role: expected assistant, developer, sys"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input", "input_file"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "image_url"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "tools[0]"),
+        (
+            {"tools": [{"type": "web_search"}, {"type": "computer"}]},
+            "tools",
+            "tools[1].type: expected function, c",
+        ),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens: expected `int` >= 1"),
         ({"temperature": 3}, "temperature", "temperature: expected"),

@@ -3,14 +3,14 @@
 In: a decoded body. Out: ChatRequest, or RequestError with the field at fault. One assistant turn of blocks is one
 message (its texts joined), each tool result is a message of its own, in the order of the blocks; so the same
 conversation gives the same messages as by chat completions. What has no meaning here is left out (cache marks,
-citations, redacted thinking, whether a tool failed, unless it says nothing else); what would need another's server is
-refused.
+citations, redacted thinking, whether a tool failed, unless it says nothing else); what Anthropic's own servers would do
+is left out and named.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,6 +21,7 @@ from tracegrad.schemas.records.calls import ToolCall
 
 from ..chat_request import ChatRequest, Message, NamedTool, OtherPart, TextPart, Tool, ToolUse, Wishes
 from ..reading import asked_of, assistant_turn, check_arguments, content_of, image_part, read_as, refuse, rest_of
+from .served import PLACE, without_served
 
 __all__ = ["UNPARSED", "read", "read_to_count"]
 
@@ -68,21 +69,35 @@ class _ToolUse(msgspec.Struct, tag="tool_use"):
     input: dict[str, Any]
 
 
+class _ToolReference(msgspec.Struct, tag="tool_reference"):
+    tool_name: str
+
+
+class _SearchResult(msgspec.Struct, tag="search_result"):
+    source: str
+    title: str
+    content: list[_Text]
+
+
+class _Served(msgspec.Struct, tag="server_tool_use"):
+    """Stands for all that Anthropic ran itself for an earlier answer."""
+
+
 class _ToolResult(msgspec.Struct, tag="tool_result"):
     tool_use_id: str
-    content: str | list[_Text | _Image | _Document] | None = None
+    content: str | list[_Text | _Image | _Document | _ToolReference | _SearchResult] | None = None
     is_error: bool | None = None
 
 
-_Part = _Text | _Image | _Document
+_Part = _Text | _Image | _Document | _SearchResult
 
 
 class _User(msgspec.Struct, tag_field="role", tag="user"):
-    content: str | list[_Text | _Image | _Document | _ToolResult]
+    content: str | list[_Text | _Image | _Document | _SearchResult | _ToolResult]
 
 
 class _Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
-    content: str | list[_Text | _Thinking | _Redacted | _ToolUse]
+    content: str | list[_Text | _Thinking | _Redacted | _ToolUse | _Served]
 
 
 class _System(msgspec.Struct, tag_field="role", tag="system"):
@@ -95,6 +110,7 @@ class _Tool(msgspec.Struct):
     description: str | None = None
     strict: bool | None = None
     type: Literal["custom"] | None = None
+    defer_loading: bool | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -131,6 +147,7 @@ class _Body(_Asked, kw_only=True):
 
 def read(body: dict[str, Any]) -> ChatRequest:
     """A request for an answer."""
+    body, left_out = without_served(body)
     asked = read_as(body, _Body)
     if isinstance(asked.messages[-1], _Assistant):
         raise RequestError(
@@ -140,20 +157,27 @@ def read(body: dict[str, Any]) -> ChatRequest:
         )
     named = {name: body[name] for name in ("temperature", "top_p", "top_k") if body.get(name) is not None}
     named |= {"max_tokens": asked.max_tokens, "stop": asked.stop_sequences or []}
-    return _request(body, asked, wishes=read_as(named, Wishes, _NAMES), is_stream=bool(asked.stream))
+    wishes = read_as(named, Wishes, _NAMES)
+    return _request(body, asked, left_out, wishes=wishes, is_stream=bool(asked.stream))
 
 
 def read_to_count(body: dict[str, Any]) -> ChatRequest:
     """A request whose tokens are only counted; it may do without all that only sampling needs."""
-    return _request(body, read_as(body, _Asked))
+    body, left_out = without_served(body)
+    return _request(body, read_as(body, _Asked), left_out)
 
 
-def _request(body: dict[str, Any], asked: _Asked, **fields: Any) -> ChatRequest:
+def _request(body: dict[str, Any], asked: _Asked, left_out: tuple[str, ...], **fields: Any) -> ChatRequest:
     refuse(body, _REFUSED, "the policy runs no servers' tools")
     system = _texts(asked.system)
     messages = [Message(role="system", content=system)] if system else []
+    pairs = zip(asked.tools or (), body.get("tools") or (), strict=True)
+    own = [tool for tool, given in pairs if given is not PLACE]
     for message in _turns(asked.messages):
-        messages.extend(_messages(message))
+        messages.extend(_messages(message, {tool.name: tool for tool in own}))
+    # What a search of the client's is to find stands in its results, so that the prompt before them stays as it was.
+    at_once = [tool for tool in own if not tool.defer_loading]
+    tools = [*map(_tool, at_once if at_once and "tool_search_tool" not in left_out else own)]
     choice, output = asked.tool_choice, asked.output_config
     extra = rest_of(body, _Body)
     if output is not None and output.format is not None:
@@ -163,7 +187,8 @@ def _request(body: dict[str, Any], asked: _Asked, **fields: Any) -> ChatRequest:
         messages=tuple(messages),
         joins_users=True,
         model=asked.model,
-        tools=tuple(map(_tool, asked.tools or ())) or None,
+        tools=tuple(tools) or None,
+        left_out=left_out,
         tool_choice=None if choice is None else _tool_choice(choice),
         allows_parallel_calls=choice is None or choice.disable_parallel_tool_use is not True,
         sampling_asked=asked_of(body, _ASKED),
@@ -181,7 +206,7 @@ def _turns(messages: Sequence[_User | _Assistant | _System]) -> Iterator[_User |
             yield from run
 
 
-def _messages(message: _User | _Assistant | _System) -> Iterator[Message]:
+def _messages(message: _User | _Assistant | _System, tools: Mapping[str, _Tool]) -> Iterator[Message]:
     match message:
         case _Assistant():
             yield _assistant(_blocks(message.content))
@@ -191,10 +216,10 @@ def _messages(message: _User | _Assistant | _System) -> Iterator[Message]:
         case _User(str(content)):
             yield Message(role="user", content=content)
         case _User():
-            yield from _user([*message.content])
+            yield from _user([*message.content], tools)
 
 
-def _user(blocks: list[_Text | _Image | _Document | _ToolResult]) -> Iterator[Message]:
+def _user(blocks: list[_Part | _ToolResult], tools: Mapping[str, _Tool]) -> Iterator[Message]:
     said: list[_Part] = []
     for block in blocks:
         if not isinstance(block, _ToolResult):
@@ -204,7 +229,7 @@ def _user(blocks: list[_Text | _Image | _Document | _ToolResult]) -> Iterator[Me
             yield Message(role="user", content=_content(said))
             said = []
         result = block.content or ("error" if block.is_error else "")
-        yield Message(role="tool", tool_call_id=block.tool_use_id, content=_content(_blocks(result)))
+        yield Message(role="tool", tool_call_id=block.tool_use_id, content=_content(_shown(_blocks(result), tools)))
     if said or not blocks:
         yield Message(role="user", content=_content(said))
 
@@ -235,13 +260,29 @@ def _blocks(content: str | Sequence[Any]) -> list[Any]:
     return [_Text(content)] if isinstance(content, str) else [*content]
 
 
+def _shown(blocks: list[Any], tools: Mapping[str, _Tool]) -> list[Any]:
+    """What a search found, with the tools that it names written out."""
+    return [
+        _Text(_declared(block.tool_name, tools)) if isinstance(block, _ToolReference) else block for block in blocks
+    ]
+
+
+def _declared(name: str, tools: Mapping[str, _Tool]) -> str:
+    tool = tools.get(name)
+    said = {} if tool is None else {"description": tool.description, "input_schema": tool.input_schema}
+    return msgspec.json.encode({"name": name, **said}).decode() + "\n"
+
+
 def _content(blocks: Sequence[Any]) -> str | tuple[TextPart | OtherPart, ...]:
     return content_of([*map(_part, blocks)])
 
 
 def _part(block: _Part) -> TextPart | OtherPart:
-    if isinstance(block, _Text):
-        return TextPart(block.text)
+    match block:
+        case _Text():
+            return TextPart(block.text)
+        case _SearchResult():
+            return TextPart("\n".join([block.title, block.source, *(text.text for text in block.content)]))
     source = block.source
     if isinstance(block, _Document):
         if source.type == "text" and source.data is not None:

@@ -19,6 +19,7 @@ from ..chat_request import Message, OtherPart, TextPart
 from ..events import Recall
 from ..reading import assistant_turn, check_arguments, content_of, image_part, read_as
 from .item_ids import origin_of
+from .tools import SERVED_ITEMS, ReadTool, arguments_of, flat_name, read_tools
 
 __all__ = ["messages_of"]
 
@@ -55,11 +56,53 @@ class _FunctionCall(msgspec.Struct, tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
+
+
+class _CustomCall(msgspec.Struct, tag="custom_tool_call"):
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+
+
+class _ShellCall(msgspec.Struct, tag="local_shell_call"):
+    action: dict[str, Any]
+    call_id: str | None = None
+    id: str | None = None
+
+
+class _SearchCall(msgspec.Struct, tag="tool_search_call"):
+    arguments: Any = None
+    call_id: str | None = None
+
+
+_Output = str | list[_InputText | _OutputText | _PlainText | _Image]
 
 
 class _FunctionOutput(msgspec.Struct, tag="function_call_output"):
     call_id: str
-    output: str | list[_InputText | _OutputText | _PlainText | _Image]
+    output: _Output
+
+
+class _CustomOutput(msgspec.Struct, tag="custom_tool_call_output"):
+    call_id: str
+    output: _Output
+
+
+class _ShellOutput(msgspec.Struct, tag="local_shell_call_output"):
+    output: str
+    call_id: str | None = None
+    id: str | None = None
+
+
+class _SearchOutput(msgspec.Struct, tag="tool_search_output"):
+    tools: list[dict[str, Any]]
+    call_id: str | None = None
+
+
+class _Served(msgspec.Struct, tag="web_search_call"):
+    """Stands for all that OpenAI runs itself."""
 
 
 class _Thought(msgspec.Struct):
@@ -74,11 +117,13 @@ class _Reference(msgspec.Struct, tag="item_reference"):
     id: str
 
 
+_Call = _FunctionCall | _CustomCall | _ShellCall | _SearchCall
+_Result = _FunctionOutput | _CustomOutput | _ShellOutput | _SearchOutput
+_Item = _Message | _Call | _Result | _Reasoning
+
+
 class _Input(msgspec.Struct):
-    input: list[_Message | _FunctionCall | _FunctionOutput | _Reasoning | _Reference]
-
-
-_Item = _Message | _FunctionCall | _FunctionOutput | _Reasoning
+    input: list[_Item | _Reference | _Served]
 
 
 class _Turn:
@@ -96,7 +141,7 @@ class _Turn:
                 return self._said is None and not self._calls
             case _Message():
                 return item.role == "assistant" and self._said is None and not self._calls
-        return isinstance(item, _FunctionCall)
+        return isinstance(item, _Call)
 
     def add(self, item: _Item) -> None:
         """Puts an item at its end."""
@@ -105,9 +150,8 @@ class _Turn:
                 self._thoughts += [thought.text for thought in item.content or ()]
             case _Message():
                 self._said = _text(item.content)
-            case _FunctionCall():
-                check_arguments(item.arguments)
-                self._calls.append(ToolCall(id=item.call_id, name=item.name, arguments=item.arguments))
+            case _FunctionCall() | _CustomCall() | _ShellCall() | _SearchCall():
+                self._calls.append(_call(item))
 
     def message(self) -> Message:
         """The whole."""
@@ -118,6 +162,8 @@ def messages_of(items: Sequence[Any], recall: Recall) -> Iterator[Message]:
     """The messages that the items are."""
     turn: _Turn | None = None
     for read in read_as({"input": list(map(_typed, items))}, _Input).input:
+        if isinstance(read, _Served):
+            continue
         item = _recalled(read, recall) if isinstance(read, _Reference) else read
         if turn is not None and not turn.takes(item):
             yield turn.message()
@@ -126,8 +172,13 @@ def messages_of(items: Sequence[Any], recall: Recall) -> Iterator[Message]:
             case _Message() if item.role != "assistant":
                 role = "system" if item.role == "developer" else item.role
                 yield Message(role=role, content=_content(item.content))
-            case _FunctionOutput():
+            case _FunctionOutput() | _CustomOutput():
                 yield Message(role="tool", tool_call_id=item.call_id, content=_content(item.output))
+            case _ShellOutput():
+                yield Message(role="tool", tool_call_id=item.call_id or item.id, content=item.output)
+            case _SearchOutput():
+                found = msgspec.json.encode(item.tools).decode()
+                yield Message(role="tool", tool_call_id=item.call_id, content=found)
             case _:
                 turn = turn or _Turn()
                 turn.add(item)
@@ -137,9 +188,45 @@ def messages_of(items: Sequence[Any], recall: Recall) -> Iterator[Message]:
 
 def _typed(item: Any) -> Any:
     """Messages and references may come without their type."""
-    if not isinstance(item, dict) or item.get("type") is not None:
+    if not isinstance(item, dict):
         return item
+    kind = item.get("type")
+    if kind in ("compaction", "context_compaction", "compaction_summary", "compaction_trigger"):
+        raise RequestError(
+            f"input: expected items that can be read here, got {kind!r}, which OpenAI alone reads and writes; send the "
+            "conversation itself, or a summary as a message",
+            param="input",
+        )
+    if kind is not None:
+        return {"type": "web_search_call"} if kind in SERVED_ITEMS else item
     return {**item, "type": "item_reference" if "role" not in item and "id" in item else "message"}
+
+
+def served_items(items: Sequence[Any]) -> list[str]:
+    """The kinds of items that are left out: what OpenAI ran itself."""
+    kinds = [item.get("type") for item in items if isinstance(item, dict)]
+    return [kind for kind in kinds if kind in SERVED_ITEMS]
+
+
+def loaded_tools(items: Sequence[Any]) -> list[ReadTool]:
+    """The tools that searches of the conversation found: the policy reads of them in the result, and may call them."""
+    outputs = [item for item in items if isinstance(item, dict) and item.get("type") == "tool_search_output"]
+    return [tool for output in outputs for tool in read_tools(output.get("tools") or ())[0]]
+
+
+def _call(item: _Call) -> ToolCall:
+    match item:
+        case _FunctionCall():
+            check_arguments(item.arguments)
+            name, arguments = flat_name(item.name, item.namespace), item.arguments
+        case _CustomCall():
+            name, arguments = flat_name(item.name, item.namespace), arguments_of("custom", item.input)
+        case _ShellCall():
+            name, arguments = "local_shell", arguments_of("local_shell", item.action)
+            return ToolCall(id=item.call_id or item.id or "", name=name, arguments=arguments)
+        case _SearchCall():
+            name, arguments = "tool_search", arguments_of("tool_search", item.arguments or {})
+    return ToolCall(id=item.call_id or "", name=name, arguments=arguments)
 
 
 def _recalled(reference: _Reference, recall: Recall) -> _Item:

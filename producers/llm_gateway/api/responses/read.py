@@ -2,12 +2,13 @@
 
 In: a decoded body, and what the episode remembers, for `previous_response_id`. Out: ChatRequest, whose messages begin
 with those of the earlier response, or RequestError with the field at fault. `instructions` lead, and no later request
-inherits them. `extra` holds all fields but the input, as received: the response repeats them. Tools that OpenAI runs,
-and state that only OpenAI has, are refused.
+inherits them. `extra` holds all fields but the input, as received: the response repeats them. Tools that OpenAI runs
+are left out; state that only OpenAI has is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,11 +17,12 @@ from msgspec import Meta
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId
 
-from ..chat_request import ChatRequest, Message, NamedTool, Tool, ToolUse, Wishes
+from ..chat_request import ChatRequest, Message, NamedTool, ToolUse, Wishes
 from ..events import Recall, forgotten
 from ..reading import asked_of, read_as, refuse
 from .item_ids import origin_of
-from .items import messages_of
+from .items import loaded_tools, messages_of, served_items
+from .tools import ReadTool, flat_name, read_tools
 
 __all__ = ["LOGPROBS", "read"]
 
@@ -34,17 +36,10 @@ _NAMES = {"max_tokens": "max_output_tokens"}
 _REFUSED = ("background", "conversation", "prompt")
 
 
-class _Tool(msgspec.Struct):
-    type: Literal["function"]
+class _Named(msgspec.Struct):
+    type: Literal["function", "custom"]
     name: str
-    parameters: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class _Function(msgspec.Struct):
-    type: Literal["function"]
-    name: str
+    namespace: str | None = None
 
 
 class _Schema(msgspec.Struct, tag="json_schema"):
@@ -75,8 +70,8 @@ class _Body(msgspec.Struct):
     instructions: str | None = None
     model: str | None = None
     previous_response_id: str | None = None
-    tools: list[_Tool] | None = None
-    tool_choice: ToolUse | _Function | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolUse | _Named | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: float | None = None
@@ -102,15 +97,18 @@ def read(body: dict[str, Any], recall: Recall = forgotten) -> ChatRequest:
     messages = (*led, *before, *messages_of(items, recall))
     if len(messages) == len(led):
         raise RequestError("input: expected a text or items, got nothing", param="input")
-    choice = read.tool_choice
+    tools, left_out = read_tools(read.tools or ())
+    forms = {one.tool.name: one for one in (*loaded_tools(items), *tools)}
     return ChatRequest(
         messages=messages,
         num_led=len(led),
         continues=continues,
         is_kept=read.store is not False,
         model=read.model,
-        tools=tuple(map(_tool, read.tools or ())) or None,
-        tool_choice=NamedTool(choice.name) if isinstance(choice, _Function) else choice,
+        tools=tuple(one.tool for one in tools) or None,
+        tool_choice=_choice(read.tool_choice, tools),
+        tool_forms=forms,
+        left_out=(*left_out, *served_items(items)),
         allows_parallel_calls=read.parallel_tool_calls is not False,
         wishes=_wishes(read),
         is_stream=bool(read.stream),
@@ -156,5 +154,12 @@ def _engines(read: _Body) -> dict[str, Any]:
     return fields
 
 
-def _tool(tool: _Tool) -> Tool:
-    return Tool(name=tool.name, description=tool.description, parameters=tool.parameters, is_strict=tool.strict)
+def _choice(choice: ToolUse | _Named | None, tools: Sequence[ReadTool]) -> ToolUse | NamedTool | None:
+    """A named tool under the name that the policy knows: of a namespace also where the request leaves that out."""
+    if not isinstance(choice, _Named):
+        return choice
+    name = flat_name(choice.name, choice.namespace)
+    if any(one.tool.name == name for one in tools):
+        return NamedTool(name)
+    alike = [one.tool.name for one in tools if one.name == choice.name]
+    return NamedTool(alike[0] if len(alike) == 1 else name)

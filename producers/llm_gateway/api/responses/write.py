@@ -15,8 +15,9 @@ import msgspec
 from tracegrad.schemas.records.calls import ToolCall
 
 from ..chat_request import ChatRequest
-from ..events import Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
+from ..events import TOO_LONG, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
 from .item_ids import function_call_id, message_id, reasoning_id, response_id
+from .tools import call_item
 
 __all__ = ["ResponseWriter"]
 
@@ -36,6 +37,13 @@ _REPEATED: dict[str, Any] = {
     "user": None,
 }
 """Fields of the request that the response has too, with what they mean when they are absent."""
+_CONTENTS = ("message", "reasoning")
+"""Items that have content; all others are calls."""
+_PIECES = {
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
+"""How the text of a call's item is streamed, and its field."""
 
 
 class ResponseWriter:
@@ -43,6 +51,7 @@ class ResponseWriter:
 
     def __init__(self, request: ChatRequest) -> None:
         asked = request.extra
+        self._tools = request.tool_forms
         self._body: _Step = {name: asked.get(name, absent) for name, absent in _REPEATED.items()}
         self._body["text"] = {"format": {"type": "text"}} | asked.get("text", {})
         self._body["reasoning"] = {"effort": asked.get("reasoning_effort"), "summary": None}
@@ -131,19 +140,16 @@ class ResponseWriter:
 
     def _call(self, call: ToolCall) -> Iterator[_Step]:
         assert self._started is not None
-        index = sum(item["type"] == "function_call" for item in self._output)
-        item = {
-            "id": function_call_id(self._started.call_id, index),
-            "type": "function_call",
-            "status": "in_progress",
-            "arguments": "",
-            "call_id": call.id,
-            "name": call.name,
-        }
-        self._output.append(item)
+        index = sum(item["type"] not in _CONTENTS for item in self._output)
+        item = {"id": function_call_id(self._started.call_id, index), "status": "in_progress"}
+        item |= call_item(call, self._tools.get(call.name))
+        event, field = _PIECES.get(item["type"], ("", ""))
+        said = item[field] if field else None
+        self._output.append(item if said is None else item | {field: ""})
         yield self._item("added")
-        yield self._piece("function_call_arguments.delta", delta=call.arguments)
-        item["arguments"] = call.arguments
+        if said is not None:
+            yield self._piece(f"{event}.delta", delta=said)
+            self._output[-1][field] = said
         self._is_open = True
 
     def _close(self, status: str = "completed") -> Iterator[_Step]:
@@ -152,9 +158,10 @@ class ResponseWriter:
             return
         self._is_open, item = False, self._output[-1]
         item["status"] = status
-        if item["type"] == "function_call":
-            yield self._piece("function_call_arguments.done", arguments=item["arguments"])
-        else:
+        event, field = _PIECES.get(item["type"], ("", ""))
+        if field:
+            yield self._piece(f"{event}.done", **{field: item[field]})
+        elif item["type"] in _CONTENTS:
             part = item["content"][0]
             if item["type"] == "reasoning":
                 yield self._piece("reasoning_text.done", text=part["text"])
@@ -184,6 +191,7 @@ class ResponseWriter:
         if self._started is None:
             return {"type": "error", "code": problem.code, "message": problem.message, "param": problem.param}
         code = "invalid_prompt" if problem.status < 500 else "server_error"
+        code = TOO_LONG if problem.code == TOO_LONG else code
         failed = {"status": "failed", "error": {"code": code, "message": problem.message}, "output": self._output}
         return {"type": "response.failed", "response": self._body | failed}
 
@@ -197,7 +205,7 @@ class ResponseWriter:
     def _piece(self, kind: str, **fields: Any) -> _Step:
         """An event within the last item."""
         where: _Step = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
-        if self._output[-1]["type"] != "function_call":
+        if self._output[-1]["type"] in _CONTENTS:
             where["content_index"] = 0
         return {"type": f"response.{kind}", **where, **fields}
 
