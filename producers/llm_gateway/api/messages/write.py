@@ -173,7 +173,7 @@ def write_error(problem: Problem) -> bytes:
     message = problem.message
     if problem.code == TOO_LONG:
         limit, length = _LIMIT.search(message), _LENGTH.search(message)
-        # At these words alone does Claude Code compact its conversation.
+        # Claude Code cuts its conversation by these numbers before it asks for a summary; else it asks in vain.
         if limit is not None:
             tokens = (length[1] or length[2]) if length else int(limit[1]) + 1
             message = f"prompt is too long: {tokens} tokens > {limit[1]} maximum"
