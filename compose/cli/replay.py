@@ -126,8 +126,6 @@ def replay(
 
     Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-strict --mode offline
     """
-    from tracegrad.consumers.history.where import terms_of
-
     from ..history.replay import replayed_settings, run_replay
     from ..history.request import ReplayRequest, code_digest
 
@@ -137,12 +135,7 @@ def replay(
     meant = meant_history(from_, to, source_dir, runs_dir, into, from_file, where)
     settings = _settings_of(meant.source.settings, file, {"run": into, **set_flags(set_ or [])}, grader)
     request = ReplayRequest(
-        source=meant.source.run_dir.path,
-        asked=meant.asked,
-        begin_ms=meant.begin_ms,
-        end_ms=meant.end_ms,
-        begins=meant.begins,
-        where=terms_of(where, may_see_outcome=mode == "filter") if where else (),
+        **_history_of(meant, where, mode),
         rate=rate_of(rate),
         dry_run=dry_run,
         only=only,
@@ -152,6 +145,20 @@ def replay(
     )
     settings = replayed_settings(meant.source.run_dir, settings, mode)
     raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
+
+
+def _history_of(meant: Meant, where: str | None, mode: Mode | None) -> dict[str, Any]:
+    """The fields of a request that say which part of whose past it is. Raises ConfigurationError."""
+    from tracegrad.consumers.history.where import terms_of
+
+    return {
+        "source": meant.source.run_dir.path,
+        "asked": meant.asked,
+        "begin_ms": meant.begin_ms,
+        "end_ms": meant.end_ms,
+        "begins": meant.begins,
+        "where": terms_of(where, may_see_outcome=mode == "filter") if where else (),
+    }
 
 
 def _settings_of(source: RunSettings, file: Path | None, flags: dict[str, Any], grader: str | None) -> RunSettings:
