@@ -11,6 +11,7 @@ from collections import Counter
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, why_excluded
 from tracegrad.schemas.topics import Topic
 from tracegrad.schemas.untrained import ALL_EXCLUDED, NO_TOKENS, untrained_text
@@ -54,12 +55,14 @@ def why_nothing_trains(into: Wiring) -> str:
 
 
 def _recorded(into: Wiring, policy: str) -> tuple[int, int, Counter[str]]:
-    """Calls of the policy, the episodes, and why these are in no group, if they are not."""
+    """Calls of the policy, the episodes, and why these are in no group, if they are not; none of what is held out."""
     num_calls, num_episodes, reasons = 0, 0, Counter[str]()
     for record in read_to_end(into.log(), into.topics.name(Topic.EPISODES)):
         try:
             episode = EPISODES.decode(record.value)
         except RecordError:
+            continue
+        if episode.purpose is Purpose.VALIDATION:
             continue
         num_episodes += 1
         num_calls += sum(call.policy == policy for call in episode.calls)
