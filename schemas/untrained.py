@@ -33,7 +33,7 @@ _LOST = "the client that hung up, or the gateway's log, says why"
 REMEDIES: Mapping[str, str] = {
     "constrained": "the agent forces its answers (`response_format`, a forced tool): leave that out where it learns",
     "cut_sampling": "agents cut the distribution (top_p, top_k or the like): [select] sampling = 'forced'",
-    "truncated": "answers end at the token limit: raise max_tokens, the agent's or [policy]'s",
+    "truncated": "answers end at the token limit: raise max_tokens, or [select] truncated = 'train'",
     "client_disconnected": _LOST,
     "outcome_unknown": _LOST,
     "superseded": "each answer was asked for again: raise the client's timeout",

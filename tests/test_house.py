@@ -21,7 +21,7 @@ CONTROL_FLOW = "compose/run/supervisor.py: _KillAllAtOnce"
 MAX_FILE = 350
 MAX_FUNCTION = 50
 MAX_FOLDER = 16
-MAX_CODE_LINES = 40_600
+MAX_CODE_LINES = 41_200
 """Of the six rooms together: a feature that breaks it names what goes."""
 
 

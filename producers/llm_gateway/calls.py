@@ -35,10 +35,10 @@ from tracegrad.schemas.topics import Topic
 
 from .api.chat_request import ChatRequest, Message
 from .api.events import TOO_LONG, Started
+from .captured.leaves import Leaf, Said
 from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
 from .identity import Caller
-from .leaves import Leaf, Said
 from .outcomes import Answer
 from .parts import Parts
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled, asks_grammar

@@ -42,10 +42,10 @@ from .api.chat_request import ChatRequest, Message, check_recordable
 from .api.events import Api, Recall, forgotten
 from .api.reading import with_whole_answers
 from .calls import CallServer
-from .captured import CapturedConversations, is_named
+from .captured.leaves import Leaf
+from .captured.which_conversation import CapturedConversations, is_named
 from .config import Upstream
 from .identity import Caller, claims_of, conversation_of, judge, leaves_record, scope_of
-from .leaves import Leaf
 from .models import Models, check_one_model
 from .outcomes import Watch
 from .parts import Parts, halved

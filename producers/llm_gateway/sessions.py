@@ -26,10 +26,10 @@ from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.records.tokens import Ids
 
+from .captured.leaves import Leaves
 from .config import LlmConfig
 from .conversations import Conversations
 from .identity import Caller
-from .leaves import Leaves
 from .outcomes import Answer, AttemptCalls, Retries
 from .splice import SpliceHistory
 

@@ -77,5 +77,5 @@ def test_groups_that_cannot_train_are_counted_since_the_last_that_can() -> None:
     assert (groups.num, groups.holds(1), groups.holds(2)) == (3, True, False)
     assert groups.text == (
         "none of the last 3 closed groups can train: 67% of groups `no_tokens`, 100% of their masked calls "
-        "`truncated`: answers end at the token limit: raise max_tokens, the agent's or [policy]'s"
+        "`truncated`: answers end at the token limit: raise max_tokens, or [select] truncated = 'train'"
     )

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from tests.compose.run.test_run_dir import SETTINGS
+from tests.compose.run.example_settings import SETTINGS
 from tracegrad.compose.cli import app
 from tracegrad.compose.cli.replay import moment_ms, rate_of, replay
 from tracegrad.compose.history import replay as history

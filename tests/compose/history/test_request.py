@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.compose.run.test_run_dir import SETTINGS
+from tests.compose.run.example_settings import SETTINGS
 from tracegrad.compose.history.replay import replayed_settings
 from tracegrad.compose.history.request import (
     ReplayRequest,

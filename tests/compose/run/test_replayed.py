@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.compose.history.in_memory import Told
-from tests.compose.run.test_run_dir import SETTINGS
+from tests.compose.run.example_settings import SETTINGS
 from tracegrad.compose.cli import app
 from tracegrad.compose.history.replay import replayed_settings
 from tracegrad.compose.history.request import ReplayRequest, remember

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.producers.llm_gateway.conversing import GO_ON, ask, keys
 from tests.producers.llm_gateway.harness import ASK, GENERATE, Rig, rig, until
-from tests.producers.llm_gateway.test_conversations import GO_ON, ask, keys
 
 pytestmark = pytest.mark.slow
 

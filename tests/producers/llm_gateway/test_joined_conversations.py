@@ -18,7 +18,7 @@ from tests.producers.llm_gateway.conversing import (
     keys,
 )
 from tests.producers.llm_gateway.harness import ASK, CALC, rig
-from tracegrad.producers.llm_gateway.leaves import Leaf, Leaves, Said
+from tracegrad.producers.llm_gateway.captured.leaves import Leaf, Leaves, Said
 from tracegrad.producers.llm_gateway.sessions import Session
 from tracegrad.schemas.ids import conversation_key, key_in, new_tool_call
 from tracegrad.schemas.metrics import CALLS_JOINED

@@ -18,12 +18,12 @@ import msgspec
 from tracegrad.schemas.ids import TraceId, key_in
 from tracegrad.schemas.metrics import CALLS_JOINED, Metrics
 
-from .api.chat_request import ChatRequest
-from .identity import Caller
+from ..api.chat_request import ChatRequest
+from ..identity import Caller
+from ..sessions import Session, Sessions
+from ..splice import last_said, splice_context
 from .leaves import Leaf, Said
 from .nested import Nesting
-from .sessions import Session, Sessions
-from .splice import last_said, splice_context
 
 __all__ = ["CapturedConversations", "is_named"]
 

@@ -1,0 +1,1 @@
+"""Which conversation a captured call is in."""
