@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -320,3 +321,27 @@ async def test_a_client_that_gives_up_and_retries_is_answered_once(engine: tuple
         outcomes = {told["call_id"]: told["outcome"] for told in await r.end()}
         assert outcomes.pop(canonical_call(answer.id)) == "delivered"
         assert set(outcomes.values()) == {"superseded"}
+
+
+@pytest.mark.parametrize("renders_locally", [False, True])
+async def test_a_prompt_that_is_too_long_is_counted_and_told_in_numbers(
+    engine: tuple[str, Path], renders_locally: bool
+) -> None:
+    """By each way to render: its count is the engine's own, and its refusal names the context window."""
+    url, folder = engine
+    where = {"folder": str(folder)} if renders_locally else {}
+    messages = [{"role": "user", "content": "word " * 3000}]
+    tools = [{"name": "calc", "input_schema": {"type": "object"}}]
+    async with rig(engine_url=url, engine_wait_s=60, renders_locally=renders_locally, **where) as r:
+        body = {"model": "policy", "messages": messages, "tools": tools}
+        status, counted = await r.post("/v1/messages/count_tokens", body)
+        function = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}
+        async with r.http.post(
+            f"{url}/tokenize", json={"messages": messages, "tools": [function]}, headers=bearer(ENGINE_TOKEN)
+        ) as response:
+            assert (status, counted["input_tokens"]) == (200, (await response.json())["count"])
+        status, answer = await r.post("/v1/messages", {**body, "max_tokens": 9})
+        words = r"prompt is too long: (\d+) tokens > (\d+) maximum"
+        assert status == 400 and (found := re.fullmatch(words, answer["error"]["message"])), answer
+        # The engine cuts what it tokenizes, and says how many there are at least.
+        assert int(found[2]) < int(found[1]) <= counted["input_tokens"]
