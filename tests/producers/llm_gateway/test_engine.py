@@ -329,10 +329,10 @@ async def test_a_prompt_that_is_too_long_is_counted_and_told_in_numbers(
 ) -> None:
     """By each way to render: its count is the engine's own, and its refusal names the context window."""
     url, folder = engine
-    where = {"folder": str(folder)} if renders_locally else {}
+    where = str(folder) if renders_locally else "/nowhere"
     messages = [{"role": "user", "content": "word " * 3000}]
     tools = [{"name": "calc", "input_schema": {"type": "object"}}]
-    async with rig(engine_url=url, engine_wait_s=60, renders_locally=renders_locally, **where) as r:
+    async with rig(engine_url=url, engine_wait_s=60, renders_locally=renders_locally, folder=where) as r:
         body = {"model": "policy", "messages": messages, "tools": tools}
         status, counted = await r.post("/v1/messages/count_tokens", body)
         function = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}
