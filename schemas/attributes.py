@@ -20,6 +20,7 @@ __all__ = [
     "ERROR_TYPE",
     "GEN_AI_AGENT_NAME",
     "GEN_AI_CONVERSATION_ID",
+    "GEN_AI_INPUT_MESSAGES",
     "GEN_AI_OPERATION_NAME",
     "GEN_AI_OUTPUT_MESSAGES",
     "GEN_AI_RESPONSE_ID",
@@ -71,6 +72,7 @@ ERROR_TYPE = "error.type"
 """The class of an error, or the HTTP status; absent when there was none."""
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 """`chat`, `execute_tool`, `invoke_agent`, ..."""
+GEN_AI_INPUT_MESSAGES = "gen_ai.input.messages"
 GEN_AI_OUTPUT_MESSAGES = "gen_ai.output.messages"
 """The answer."""
 GEN_AI_RESPONSE_ID = "gen_ai.response.id"

@@ -196,6 +196,9 @@ class LinkSource(OpenEnum):
     """A span's or its resource's conversation id."""
     SESSION = "session"
     """Likewise `session.id`, which some SDKs set for a whole process."""
+    HISTORY = "history"
+    """A span that repeats such an id of what was said before its own answer. Others' transcripts are handed on, so it
+    counts least."""
     UNKNOWN = "unknown"
     """A value of a later release; links nothing."""
 

@@ -58,7 +58,8 @@ def _of_silence(episode: OpenEpisode, now_s: float, config: StreamsConfig) -> st
     if episode.attempt is not None:
         return "idle" if _is_over(episode.silent_since_s, config.orphan_s, now_s) else ""
     idle_s, deadline_s = _patience(episode, config)
-    if episode.links and episode.num_spans and episode.target()[0] is not None:
+    to = episode.target()[0] if episode.links and episode.num_spans else None
+    if to is not None and (episode.links.are_sure_of(to) or (episode.is_whole() and not episode.is_at_work)):
         # It only goes elsewhere, and has to be there before that conversation falls silent too.
         return "idle" if _is_over(episode.silent_since_s, idle_s / _FORWARD_SHARE, now_s) else ""
     if _is_over(episode.first_seen_s, deadline_s, now_s):

@@ -230,7 +230,9 @@ class Assemble(StageFold[OpenEpisode]):
         self._strays.discard(facts.episode_id)
         if episode.links and any(map(may_complete, facts.facts)):
             to, _ = self._target(episode)
-            if to is not None and (episode.links.are_asked_for(to) or episode.is_whole()):
+            if to is not None and (
+                episode.links.are_asked_for(to) or (episode.is_whole() and episode.links.are_sure_of(to))
+            ):
                 return self._forward(episode, to)
         if is_stray:
             self._strays.add(facts.episode_id, episode.num_bytes, is_proved=any(episode.held))

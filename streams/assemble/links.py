@@ -2,9 +2,9 @@
 
 In: the LinkFacts of a trace, before its facts are forwarded and after. Out: the one key to forward to, and which
 forwarded traces join. Invariant: the outcome follows from the set of links. A call's own key, and an id that the
-gateway minted, count more than a conversation id that a span bears, and that more than a session id; of the first that
-are there all must name one key, or the trace links nothing: it stays, and so does what it named. Facts of a trace that
-an id alone brought join only where a call bears that id.
+gateway minted, count more than a conversation id that a span bears, that more than a session id, and that more than an
+id of what was said before; of the first that are there all must name one key, or the trace links nothing: it stays, and
+so does what it named. Facts of a trace that an id alone brought join only where a call bears that id.
 """
 
 from __future__ import annotations
@@ -50,7 +50,14 @@ MAX_FACTS_PER_RECORD = 500
 MAX_HOPS = 4
 """Facts that were handed on so often go round in a circle."""
 _SEVERAL = 2
-_RANKS = ((LinkSource.ANSWER,), (LinkSource.CALL, LinkSource.ID), (LinkSource.CONVERSATION,), (LinkSource.SESSION,))
+_RANKS = (
+    (LinkSource.ANSWER,),
+    (LinkSource.CALL, LinkSource.ID),
+    (LinkSource.CONVERSATION,),
+    (LinkSource.SESSION,),
+    (LinkSource.HISTORY,),
+)
+_REPEATED = frozenset({LinkSource.ID, LinkSource.HISTORY})
 _OF_CONVERSATIONS = (LinkSource.CALL, LinkSource.CONVERSATION, LinkSource.SESSION)
 _TELLERS: dict[type, str] = {CallFact: "call", ContextCallFact: "call", CallOpenFact: "open", CallEndedFact: "ended"}
 
@@ -88,6 +95,10 @@ class Links:
         """Whether a link has brought the trace here."""
         return trace in self._here
 
+    def are_sure_of(self, key: str) -> bool:
+        """Whether anything but repeated history names the key: a span to come may still say better."""
+        return any(link.key == key and link.source is not LinkSource.HISTORY for link in self._away)
+
     def are_asked_for(self, key: str) -> bool:
         """Whether its calls were asked for by that trace."""
         return any(link.key == key and link.source is LinkSource.ANSWER for link in self._away)
@@ -118,8 +129,8 @@ class Links:
             if LinkSource.ANSWER in sources:
                 links = [link for link in links if link.minted_id in answered]
             keys = {link.key for link in links}
-            if keys and has_calls and LinkSource.ID in sources:
-                if all(link.source is LinkSource.ID for link in links):
+            if keys and has_calls and not _REPEATED.isdisjoint(sources):
+                if all(link.source in _REPEATED for link in links):
                     is_torn = True
                     continue
                 keys.add(key)

@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tracegrad.schemas.attributes import CONVERSATION_KEYS, ROLLOUT_KEYS, SESSION_ID
 from tracegrad.schemas.ids import attempt_of, conversation_key, is_lightning, key_in, parse_trace_id
 from tracegrad.schemas.metrics import SESSIONS_IGNORED, Metrics
 from tracegrad.schemas.otlp.values import AttributeValue
 from tracegrad.schemas.records.calls import CallRecord, UpstreamCall
-from tracegrad.schemas.records.facts import LinkFact, LinkSource, LogFact, SpanFact
+from tracegrad.schemas.records.facts import LinkFact, LinkSource, LogFact, SpanFact, SpanKind
+
+from .reading.repeated import CREWAI, repeated_ids
+from .scan import Source
 
 __all__ = ["Conversations", "link_of_call", "links_of_event", "links_of_ids"]
 
@@ -91,16 +96,27 @@ class Conversations:
         """Key of a session id -> its open traces -> when their last span ended."""
 
     def links(
-        self, fact: SpanFact, attributes: Mapping[str, AttributeValue], resource: Mapping[str, AttributeValue]
+        self, fact: SpanFact, span: Span, attributes: Mapping[str, AttributeValue], source: Source
     ) -> list[LinkFact]:
         """Those of a captured span, by its attributes, else its resource's."""
-        links, named = links_of_ids(fact, self._runs), _named(fact, attributes, resource, self._runs)
+        links, named = links_of_ids(fact, self._runs), _named(fact, attributes, source.resource, self._runs)
+        told = fact.response_id or fact.tool_call_id or fact.requested_tool_call_ids
+        if not told and (fact.kind is SpanKind.LLM or source.scope == CREWAI):
+            links = self._links_of_history(fact, repeated_ids(span, source.scope))
         if named is None:
             return links
         if named.source is LinkSource.SESSION and not self._is_conversation(named.key, fact):
             self._metrics.add(SESSIONS_IGNORED)
             return links
         return [*links, named]
+
+    def _links_of_history(self, fact: SpanFact, ids: Iterable[str]) -> list[LinkFact]:
+        """Of a span that repeats no id of its own."""
+        return [
+            LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.HISTORY, minted_id=minted)
+            for minted in ids
+            if (key := key_in(minted)) and key != fact.trace_id and not attempt_of(key, self._runs)
+        ]
 
     def _is_conversation(self, key: str, fact: SpanFact) -> bool:
         traces = self._open.setdefault(key, {})

@@ -115,8 +115,9 @@ class SpanReader:
         place = scan.place(trace_id, attributes, source)
         if place is not None:
             fact = self._fact(span, attributes, source, place)
-            links = self._conversations.links(fact, attributes, source.resource) if place.is_captured else ()
-            scan.add(place, fact, links)
+            scan.add(
+                place, fact, self._conversations.links(fact, span, attributes, source) if place.is_captured else ()
+            )
 
     def _fact(self, span: Span, attributes: Mapping[str, AttributeValue], source: Source, place: Place) -> SpanFact:
         name, parent, resource = span.name[:_MAX_NAME], span.parent_span_id, source.resource

@@ -18,7 +18,7 @@ def test_conventional_keys_are_opentelemetrys() -> None:
     }
     ours = {name: value for name, value in vars(attributes).items() if name.isupper()}
     conventional = {value for name, value in ours.items() if name.startswith(("GEN_AI_", "ERROR_", "SERVICE_"))}
-    assert len(conventional) == 10 and conventional <= theirs
+    assert len(conventional) == 11 and conventional <= theirs
 
 
 def test_every_key_has_a_name_of_its_own() -> None:

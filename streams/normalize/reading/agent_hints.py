@@ -74,8 +74,12 @@ def agent_hints(attributes: Mapping[str, Any]) -> dict[str, str]:
     """What a span's attributes hint at."""
     if HINT_KEYS.isdisjoint(attributes):
         return {}
-    rungs = {ATTRIBUTE_HINT: _names(attributes, _AGENT_KEYS), LANGCHAIN_HINT: set(_langchain(attributes))}
-    return {rung: names.pop() for rung, names in rungs.items() if len(names) == 1}
+    hints = {}
+    for rung, names in ((ATTRIBUTE_HINT, _names(attributes, _AGENT_KEYS)), (LANGCHAIN_HINT, _langchain(attributes))):
+        told = set(names)
+        if len(told) == 1:
+            hints[rung] = told.pop()
+    return hints
 
 
 def agent_of_span(name: str) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tracegrad.schemas.ids import canonical_call
-from tracegrad.schemas.otlp.lightning import LightningReward, lightning_rewards
+from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS, LightningReward, lightning_rewards
 from tracegrad.schemas.records.facts import SaidReward
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, is_usable
 
@@ -23,6 +23,8 @@ _MAX_NAME = 60
 
 def rewards_in(name: str, attributes: Mapping[str, Any]) -> tuple[SaidReward, ...]:
     """Those of one span."""
+    if LIGHTNING_KEYS.isdisjoint(attributes):
+        return ()
     return tuple(
         SaidReward(name=_name(said), value=_number(said.value), target=_target(said.response_id))
         for said in lightning_rewards(name, attributes)

@@ -48,6 +48,7 @@ _EXIT_LINE = re.compile(
     r"(?:</\w+>?)?\W*",
     re.IGNORECASE,
 )
+_RULE = "-" * 10
 _JUPYTER = re.compile(r"-{10,}\s*\n\w+\s+Traceback \(most recent call last\)")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _ERROR_PAGE = re.compile(r"<(?:title|h1)[^>]*>\s*(?:error\s+)?[45]\d\d\b", re.IGNORECASE)
@@ -73,7 +74,8 @@ def of_text(text: str) -> bool | None:
     """Whether it reads like a failure; None: it may."""
     head = text[: 4 * _MAX_LINE].lstrip(_DECORATION)
     line = head.split("\n", 1)[0][:_MAX_LINE].rstrip(_DECORATION)
-    if _FAILURE.match(line) or _JUPYTER.match(_COLOURS.sub("", text[:_MAX_LINE].lstrip())):
+    is_ruled = _RULE in head[:_MAX_BEGINNING]
+    if _FAILURE.match(line) or (is_ruled and _JUPYTER.match(_COLOURS.sub("", text[:_MAX_LINE].lstrip()))):
         return True
     if line.lower().startswith(_IN_VAIN) or (head[:1] == "<" and _ERROR_PAGE.search(head)):
         return None
