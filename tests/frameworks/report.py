@@ -41,6 +41,10 @@ Every recording loads the instrumentors of the HTTP clients too (`HTTPXClientIns
 messages is never read from spans. This page is made by `python -m tests.frameworks.report`, the recordings by
 `python -m tests.frameworks.record`.
 
+A script forces no tool call, and vLLM does: `tests/frameworks/test_smolagents_on_vllm.py` has smolagents, which demands
+one with each request, call its tools on vLLM 0.32 through the LLM gateway. None of its calls is constrained, and each
+sampled token trains.
+
 | framework | instrumentation | way | calls | agents | tools | episodes |
 |---|---|---|---|---|---|---|
 """.replace("HTTX2", "HTTPX2ClientInstrumentor")
