@@ -22,7 +22,7 @@ DAYS: dict[str, dict[Metric, str]] = {
             "streams/assemble/test_links.py::test_a_session_id_with_many_open_traces_is_no_conversation"
         ),
         m.CALLS_JOINED: (
-            "producers/llm_gateway/test_conversations.py::test_a_request_that_names_nothing_goes_on_with_what_was_said"
+            "producers/llm_gateway/test_joined_conversations.py::test_a_request_that_names_nothing_goes_on_with_what_was_said"
         ),
         m.CALLS_OPTED_OUT: (
             "producers/llm_gateway/test_opt_out.py::test_a_call_that_opts_out_is_served_and_leaves_nothing"
