@@ -64,6 +64,9 @@ _MARK = re.compile(r"(?P<process>\(\S[^()]*pid=\d+\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d
 """What vLLM puts before each line: the process, and what its logger adds."""
 _TRACEBACK = "Traceback (most recent call last):"
 _POINTS_ELSEWHERE = re.compile(r"[Ss]ee (?:root cause|stack trace)")
+_GOES_ON = re.compile(r"Failed to (?:load|instantiate endpoint) plugin ")
+"""vLLM logs the exception of a plugin, and starts without it."""
+_CHAINED = re.compile(r"The above exception was|During handling of the above")
 _LAST_LINES = 12
 """In which a program that says what is wrong without an exception has said it."""
 _MAX_CAUSE = 300
@@ -102,17 +105,25 @@ def explain(log: str) -> str | None:
 
 
 def _exceptions(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Process and last line of each traceback, in order; lines of processes that write at once lie between each
-    other's."""
+    """Process and last line of each traceback that ended something, in order; lines of processes that write at once
+    lie between each other's."""
     inside: dict[str, bool] = {}
+    goes_on: dict[str, bool] = {}
+    heading: dict[str, str] = {}
     for number, line in enumerate(lines):
         mark = _MARK.match(line)
         assert mark is not None  # it may match nothing
         process, text = mark["process"] or "", line[mark.end() :]
         if text.startswith(_TRACEBACK):
             inside[process] = True
-        elif inside.get(process) and text[:1].strip():
+            above = heading.pop(process, "")
+            goes_on[process] = bool(_GOES_ON.match(above) or (goes_on.get(process) and _CHAINED.match(above)))
+        elif not inside.get(process):
+            heading[process] = text if text.strip() else heading.get(process, "")
+        elif text[:1].strip():
             inside[process] = False
+            if goes_on[process]:
+                continue
             # pydantic tells how many errors there are, and which behind it.
             more = lines[number + 1 :][:2] if "validation error" in text else []
             yield process, " ".join([text, *(one[_end(one) :].strip() for one in more)])

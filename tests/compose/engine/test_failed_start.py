@@ -86,6 +86,17 @@ def test_processes_that_write_at_once_are_told_apart() -> None:
     assert read_failed_start(log + "\n" + SERVER).cause == "ImportError: a"
 
 
+def test_a_plugin_that_does_not_load_is_no_root_cause() -> None:
+    """vLLM logs its exceptions and goes on; what fails then is the cause, which may pass."""
+    plugin = f"{CORE}Failed to load plugin x\n" + traced(
+        CORE, "KeyError: 'y'", "ModuleNotFoundError: No module named 'y'"
+    )
+    failed = read_failed_start(plugin + traced(CORE, "ConnectionError: no hub", "OSError: no config") + SERVER)
+    assert (failed.cause, failed.is_lasting) == ("ConnectionError: no hub", False)
+    alone = read_failed_start(plugin + f"{CORE}EngineCore failed\n" + traced(CORE, "ImportError: z") + SERVER)
+    assert (alone.cause, alone.is_lasting) == ("ImportError: z", True)
+
+
 def test_a_core_that_was_killed_may_start_next_time() -> None:
     """It left no exception; its number is a signal's."""
     failed = read_failed_start(SERVER.replace("'EngineCore': 1", "'EngineCore': -9"))
