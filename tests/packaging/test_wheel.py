@@ -54,8 +54,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     place = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--prefix", folder, "--ignore-installed", wheel], check=True, timeout=60)
+    # An environment that uv made has no pip, and any of ours has uv.
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--no-index", "--python", python]
+    subprocess.run([*command, wheel], check=True, timeout=60)
     # Paths, not site folders: a .pth of theirs would bring the editable checkout back.
     libraries = [path for path in sys.path if path.endswith("site-packages")] or site.getsitepackages()
     (place / "libraries.pth").write_text("\n".join(libraries))
