@@ -32,7 +32,7 @@ __all__ = ["Refused", "normalised", "odd_results"]
 
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _LETTERS = string.ascii_letters + string.digits
-_USER, _SYSTEM = (Message(role=role, content="x") for role in ("user", "system"))
+_USER, _SYSTEM, _SAID = (Message(role=role, content="x") for role in ("user", "system", "assistant"))
 _TOOLS = (Tool(name="f", parameters={"type": "object", "properties": {}}),)
 _LONG, _SHORT = "call_0123456789abcdef", "abcdefghi"
 Content = str | tuple[TextPart | OtherPart, ...]
@@ -43,12 +43,17 @@ def _called(call_id: str) -> ChatRequest:
     return ChatRequest(messages=(_USER, call, Message(role="tool", tool_call_id=call_id, content="x")), tools=_TOOLS)
 
 
+_ONE_SYSTEM = ChatRequest(messages=(_SYSTEM, _USER))
 _PROBES = {
-    "systems": (ChatRequest(messages=(_SYSTEM, _USER, _SYSTEM, _USER)), ChatRequest(messages=(_SYSTEM, _USER))),
+    "systems": (ChatRequest(messages=(_SYSTEM, _USER, _SYSTEM, _USER)), _ONE_SYSTEM),
+    "systems_in_a_row": (ChatRequest(messages=(_SYSTEM, _SYSTEM, _USER)), _ONE_SYSTEM),
+    "systems_after_answers": (ChatRequest(messages=(_SYSTEM, _USER, _SAID, _SYSTEM, _USER)), _ONE_SYSTEM),
     "users": (ChatRequest(messages=(_USER, _USER)), ChatRequest(messages=(_USER,))),
     "long_ids": (_called(_LONG), _called(_SHORT)),
 }
 """What a template may refuse -> a conversation that has it, and what would be made of that."""
+_SYSTEM_AFTER = {"system": "systems_in_a_row", "assistant": "systems_after_answers"}
+"""Templates whose roles alternate (Gemma 3, Cohere) take a system in an answer's place alone."""
 
 
 class Refused:
@@ -78,7 +83,8 @@ async def normalised(
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages, and what was done to them: `systems`, `users`, `long_ids`."""
     messages, done = request.messages, []
-    if any(message.role == "system" for message in messages[1:]) and await refused.has("systems", renderer, waits):
+    later = {_SYSTEM_AFTER.get(one.role, "systems") for one, other in pairwise(messages) if other.role == "system"}
+    if any([await refused.has(what, renderer, waits) for what in sorted(later)]):
         messages = _with_one_system(messages)
         done.append("systems")
     if request.joins_users and _has_users_in_a_row(messages) and await refused.has("users", renderer, waits):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.fake_engine.scripted import Reply, tool_call_text
 from tests.producers.llm_gateway.harness import ASK, CALC, rig
-from tests.producers.llm_gateway.real_templates import NOW, load
+from tests.producers.llm_gateway.real_templates import NOW, RealTemplate, load
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message, OtherPart, TextPart
 from tracegrad.producers.llm_gateway.api.messages.read import read as read_messages
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
@@ -67,6 +68,36 @@ async def test_systems_that_are_not_first_are_merged_where_the_template_refuses_
     assert await made("qwen3", request) == (request.messages, ())
     late, _ = await made("qwen3_5_think", read([USER, LATER]))
     assert [message.role for message in late] == ["system", "user"]
+
+
+SYSTEM_IS_NO_TURN = RealTemplate(
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}"
+    "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "<|turn|>{{ message.role }} {{ message.content }}{% endfor %}"
+)
+"""As Gemma 3's and Cohere's published templates: any role is let pass in an answer's place."""
+
+
+@pytest.mark.parametrize(
+    ("messages", "merged"),
+    [
+        ([SYSTEM, LATER, USER], True),
+        ([SYSTEM, USER, {"role": "assistant", "content": "x"}, LATER, USER], True),
+        ([SYSTEM, USER, LATER, USER], False),
+        ([USER, LATER, USER], False),
+    ],
+    ids=["in a row", "after an answer", "in an answer's place", "none first"],
+)
+async def test_systems_are_merged_in_each_place_in_which_a_template_refuses_them(
+    messages: list[Any], merged: bool
+) -> None:
+    """Asked of it by what they follow: where it takes them, nothing is changed."""
+    request, renderer = read(messages), cast(Any, SYSTEM_IS_NO_TURN)
+    done, notes = await normalised(request, Refused(), renderer, NOW)
+    assert notes == (("systems",) if merged else ())
+    assert merged == ([one.role for one in done].count("system") == 1 and done != request.messages)
+    await renderer.ids(replace(request, messages=done), NOW)
 
 
 async def test_users_in_a_row_are_one_where_the_api_says_so_and_the_template_refuses_them() -> None:
