@@ -61,7 +61,8 @@ def without_served(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...
 
 
 def _is_served(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") in _SERVED_BLOCKS
+    kind = block.get("type") if isinstance(block, dict) else None
+    return isinstance(kind, str) and kind in _SERVED_BLOCKS
 
 
 def _served_kind(tool: Any) -> str | None:

@@ -198,20 +198,21 @@ def _typed(item: Any) -> Any:
             param="input",
         )
     if kind is not None:
-        return {"type": "web_search_call"} if kind in SERVED_ITEMS else item
+        return {"type": "web_search_call"} if isinstance(kind, str) and kind in SERVED_ITEMS else item
     return {**item, "type": "item_reference" if "role" not in item and "id" in item else "message"}
 
 
 def served_items(items: Sequence[Any]) -> list[str]:
     """The kinds of items that are left out: what OpenAI ran itself."""
     kinds = [item.get("type") for item in items if isinstance(item, dict)]
-    return [kind for kind in kinds if kind in SERVED_ITEMS]
+    return [kind for kind in kinds if isinstance(kind, str) and kind in SERVED_ITEMS]
 
 
 def loaded_tools(items: Sequence[Any]) -> list[ReadTool]:
     """The tools that searches of the conversation found: the policy reads of them in the result, and may call them."""
     outputs = [item for item in items if isinstance(item, dict) and item.get("type") == "tool_search_output"]
-    return [tool for output in outputs for tool in read_tools(output.get("tools") or ())[0]]
+    found = [tools for output in outputs if isinstance(tools := output.get("tools"), list)]
+    return [tool for tools in found for tool in read_tools(tools)[0]]
 
 
 def _call(item: _Call) -> ToolCall:
