@@ -57,6 +57,7 @@ def given_to_grader(episode: Episode, records: Sequence[CallRecord]) -> tuple[An
             "finish_reason": call.finish_reason,
             "sampled_tokens": told[call.call_id].num_sampled,
             "is_cut": told[call.call_id].is_cut,
+            "stop_text": told[call.call_id].stop_text,
         }
         for call in episode.calls
     ]

@@ -47,6 +47,7 @@ def test_a_grader_is_given_what_the_runners_was() -> None:
     }
     tool = {"id": "call_t", "name": "calc", "arguments": "{}"}
     plain: dict[str, Any] = {"outcome": "delivered", "reasoning": None, "tool_calls": [], "is_cut": False}
+    plain["stop_text"] = ""
     assert attempt["calls"] == [
         {
             **plain,
