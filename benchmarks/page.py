@@ -29,12 +29,12 @@ import msgspec
 from benchmarks.index import MadeLog
 from tests.streams.make import TOPICS
 from tracegrad.compose.history.index import mark_current
-from tracegrad.compose.page.kept import KEPT, kept_in, mark_of
+from tracegrad.compose.page.kept import KEPT, mark_of
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.consumers.index.build import catch_up
 from tracegrad.consumers.index.file import remove
 from tracegrad.consumers.index.schema import open_index
-from tracegrad.consumers.page.kept import Kept
+from tracegrad.consumers.page.kept import Kept, read_kept
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.weights import WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Topic
@@ -86,7 +86,8 @@ def make_long(run: Path, folder: Path, num: int) -> RunDir:
     """The folder of a run of so many episodes."""
     shutil.copytree(run, folder, symlinks=True)
     run_dir = RunDir.open(folder)
-    kept = kept_in(run_dir)
+    left = folder / KEPT
+    kept = read_kept(left.read_bytes(), run_dir.record.hash) if left.exists() else None
     if kept is None:
         raise SystemExit(f"expected {KEPT} in {run}; look at the run once: tracegrad page --run-dir {run}")
     index = folder / "index.sqlite"
