@@ -253,7 +253,7 @@ def test_logprobs_that_differ_are_warned_of_by_the_bound_of_their_precision(
 ) -> None:
     """The recorded logprobs are no model's: only the bound decides."""
     exact, coarse = bounds
-    monkeypatch.setattr(watch, "_LOGPROB_ERROR_WARN", exact)
+    monkeypatch.setattr(watch, "LOGPROB_ERROR_BOUND", exact)
     monkeypatch.setattr(watch, "_COARSE_LOGPROB_ERROR_WARN", coarse)
     train(log, config_of(untied, tmp_path, steps=1, dtype=dtype))
     assert steps_of(log)[0].logprob_error_max > 1e-3
