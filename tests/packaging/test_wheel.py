@@ -55,8 +55,19 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "bin" / "python"
     place = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     # An environment that uv made has no pip, and any of ours has uv.
-    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--no-index", "--python", python]
-    subprocess.run([*command, wheel], check=True, timeout=60)
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--python",
+        str(python),
+    ]
+    subprocess.run([*command, str(wheel)], check=True, timeout=60)
     # Paths, not site folders: a .pth of theirs would bring the editable checkout back.
     libraries = [path for path in sys.path if path.endswith("site-packages")] or site.getsitepackages()
     (place / "libraries.pth").write_text("\n".join(libraries))
