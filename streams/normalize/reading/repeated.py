@@ -22,7 +22,8 @@ __all__ = ["CREWAI", "repeated_ids"]
 
 _FLAT = "llm.input_messages."
 _FLAT_IDS = (".tool_call_id", ".tool_call.id")
-_OUTPUT, CREWAI = "output.value", "openinference.instrumentation.crewai"
+_OUTPUT = "output.value"
+CREWAI = "openinference.instrumentation.crewai"
 _WHOLE = frozenset({GEN_AI_INPUT_MESSAGES, _OUTPUT})
 _MAX_IDS = 16
 """Of a span, the last: their calls are those that may still be open."""
