@@ -150,6 +150,17 @@ def test_that_nothing_trains_is_said_once_whoever_knows_it_first() -> None:
     ]
 
 
+def test_what_a_captured_agent_did_is_never_said_to_train_nothing() -> None:
+    """Nobody asked for it: its episodes are of no group, so `up` has nothing to warn of, whatever they lack."""
+    lines, state, name = StepLines(), new_state(), TOPICS.name(Topic.EPISODES)
+    for index in range(20):
+        one = replace(member(index, calls=()), group=None, rollout_id=None)
+        state.fold(Record(topic=name, partition=0, offset=index, key=None, value=EPISODES.encode(one)), 0.0)
+    assert state.num_episodes == 20
+    assert [event for event in lines.news(state, 0.0) if event.kind == "alarm"] == []
+    assert not state.untrained.holds(1)
+
+
 def test_a_rollback_is_said_with_its_figures() -> None:
     """Behind its step, once."""
     lines, state, name = StepLines(), new_state(), TOPICS.name(Topic.TRAINING_STEPS)
