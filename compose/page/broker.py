@@ -57,8 +57,9 @@ def _open(run_dir: RunDir, board: Board, stop: threading.Event, mark: str | None
     """Connects the board for as long as something asks; the mark of what is on it then."""
     with open_broker(run_dir) as servers:
         opened, done = Wiring(run_dir, bootstrap_servers=servers), threading.Event()
-        board.connect(opened.log(), opened.kafka(), servers)
+        # Before anybody can see that the log is there: what comes from then on is not marked as read.
         must_read, own, num_kept = not board.is_read, learned_mark_of(run_dir), 0
+        board.connect(opened.log(), opened.kafka(), servers)
         reading = Reading(board, done, starts=run_dir.starts, folds=must_read)
         reading.start()
         try:
