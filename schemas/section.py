@@ -3,23 +3,28 @@
 In: values, from the file (`compose/run/load.py`) or from code. Out: a frozen record, a docstring under each field,
 which is what `--help` and docs/settings.md say of it.
 Invariant: bounds stand in the types, so that a record that exists keeps them. Failure: ConfigurationError that begins
-with the key; who knows the section's name puts it in front.
+with the key; who knows the section's name puts it in front. A user's Python file that a section names (`file.py:name`)
+is run here too, in this process; modules beside it can be imported, and whatever its code raises is told with its line.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import importlib.util
 import inspect
 import math
 import operator
 import re
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import msgspec
@@ -40,6 +45,8 @@ __all__ = [
     "Seconds",
     "Section",
     "Whole",
+    "function_of",
+    "module_of",
     "nearest",
     "section_of",
 ]
@@ -172,3 +179,31 @@ def _said(hint: Any) -> Iterator[Any]:
     if typing.get_origin(hint) is not Annotated:
         for part in typing.get_args(hint):
             yield from _said(part)
+
+
+def module_of(file: str, key: str) -> ModuleType:
+    """The file's module, run anew, under a name that meets none of ours."""
+    spec = importlib.util.spec_from_file_location(f"tracegrad_user_{Path(file).stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{key}: expected a Python file, got {file}")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(Path(file).parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f"line {(at or [getattr(error, 'lineno', 0)])[-1]}: {type(error).__name__}"
+        raise ConfigurationError(f"{key}: {file} cannot be run: {where}: {error}; mend it and start again") from error
+    return module
+
+
+def function_of(reference: str, key: str) -> Callable[..., Any]:
+    """The function that `file.py:name` names."""
+    file, _, name = reference.rpartition(":")
+    module = module_of(file, key)
+    found = getattr(module, name, None)
+    if not callable(found):
+        there = [one for one, value in vars(module).items() if callable(value)]
+        hint = f"; {nearest(name, there)}" if there else ""
+        raise ConfigurationError(f"{key}: expected a function {name!r} in {file}, got {found!r}{hint}")
+    return found  # type: ignore[no-any-return]

@@ -10,7 +10,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["clean", "decode_json", "one_line", "printable"]
+import msgspec
+
+__all__ = ["MAX_JSON", "clean", "decode_json", "json_value", "one_line", "printable"]
+
+MAX_JSON = 1_000_000
+"""Characters of a JSON text of somebody's that are parsed; of a longer one nothing is read."""
 
 _CONTROLS = (
     (0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F),  # C0 but tab and line feed, DEL, C1
@@ -36,6 +41,18 @@ def decode_json(data: bytes | str) -> Any:
     # JSON that is UTF-8 can bring a lone surrogate only by its escape, so most values need no walk.
     escape = b"\\ud" if isinstance(data, bytes) else "\\ud"
     return clean(value) if escape in data.lower() else value  # type: ignore[operator]
+
+
+def json_value(value: object) -> Any:
+    """What a JSON text says; other values as they are; None for what is no JSON or too long to be parsed."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > MAX_JSON:
+        return None
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return None
 
 
 def printable(text: str) -> str:

@@ -28,9 +28,13 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .config import StreamRules
 
-__all__ = ["StageFold", "dead_letter"]
+__all__ = ["CROWDED", "REPEAT_S", "StageFold", "dead_letter"]
 
 Opened = TypeVar("Opened")
+CROWDED = 0.9
+"""Share of a bound above which a clock proposes to close what has waited longest; at the bound, what comes is lost."""
+REPEAT_S = 30.0
+"""A proposal that led to nothing by then was lost with a worker; it is made again."""
 _MAX_HELD_BYTES = 64 * 1024 * 1024
 """Of dead letters that are held; those beyond are by reference."""
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from tests.streams.make import RUN_HASH, event, reward, rollout
 from tests.versions import ack, claim, held_out, manifest
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.mac import SIGNED, KeyRing
 from tracegrad.schemas.log.protocol import Headers
-from tracegrad.schemas.mac import SIGNED, KeyRing
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, GroupRef, RolloutState
 from tracegrad.schemas.records.training import (
     ADVANTAGES,

@@ -39,9 +39,9 @@ from tracegrad.producers.llm_gateway.engines.generate import KnownVersions
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.mac import KeyRing, Refusal
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.mac import KeyRing, Refusal
 from tracegrad.schemas.metrics import DEAD_LETTERS, RECORDS_REFUSED, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS

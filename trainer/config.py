@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.section import Count, Device, Folder, NameOrFunction, Program, Section, Whole, nearest
-from tracegrad.schemas.user_code import module_of
+from tracegrad.schemas.section import Count, Device, Folder, NameOrFunction, Program, Section, Whole, module_of, nearest
 
 from .algorithm.recipe import Recipe, without_functions
 from .algorithm.recipes import DEFAULT, RECIPES

@@ -37,6 +37,7 @@ from tracegrad.schemas.errors import ConfigurationError, DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import ALARMS_BEGUN, GROUPS_TAKEN, PAUSED, Metrics
+from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, StepResult, TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -64,8 +65,6 @@ __all__ = ["Trainer"]
 _log = logging.getLogger(__name__)
 _POLL_S = 0.25
 """Longest wait for records before the stop event and the epoch are looked at again."""
-_PARTITION = 0
-"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 _WAIT_LOG_S = 30.0
 """A waiting trainer says so, with its lag, this often."""
 _TAKEN_EVERY_S = 2.0
@@ -121,7 +120,7 @@ class Trainer:
         self._limits = GroupLimits(
             policy=handles.policy, vocabulary=self._learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
-        at = TopicPartition(topics.name(Topic.TRANSITIONS), _PARTITION)
+        at = TopicPartition(topics.name(Topic.TRANSITIONS), partition_of(handles.policy))
         self._in_work = InWork(Path(handles.work_dir) / "in-work", at)
         source = TransitionsSource(log, at, next_offset=self._store.state.next_offset, poll_s=_POLL_S)
         self._source = ends.enter_context(closing(source))

@@ -32,6 +32,7 @@ from tracegrad.schemas.metrics import (
     UNVERIFIED,
     Metrics,
 )
+from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.topics import STREAMS, Topic
 from tracegrad.streams.assemble.air.function import PayFunction
 from tracegrad.streams.assemble.air.rewarder import Rewarder
@@ -71,8 +72,6 @@ _PROBLEMS = (
 _FUNCTION_FAILED = f"{AIR_FUNCTION_FAILED.name}{{"
 _ENOUGH = 20
 """Episodes behind which a function that failed on each is not asked about the rest: each may take its time limit."""
-_PARTITION = 0
-"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
 
 def replayed_settings(source: RunDir, settings: RunSettings, mode: Mode | None) -> RunSettings:
@@ -198,7 +197,7 @@ def _write_history(mode: Mode, source: Wiring, into: Wiring) -> None:
     log, topics = source.log(is_history=True), source.topics
     values = (one.value for topic in _TRAINED for one in read_to_end(log, topics.name(topic)) if one.value is not None)
     write_atomically(record, b"".join(value + b"\n" for value in values))
-    end = into.log().offsets(into.topics.name(Topic.TRANSITIONS))[_PARTITION].end
+    end = into.log().offsets(into.topics.name(Topic.TRANSITIONS))[partition_of(into.settings.policy.name)].end
     history = TrainedHistory(
         mode=mode, run=source.record.hash, end_offset=end, record=str(record), config=into.settings.replay
     )

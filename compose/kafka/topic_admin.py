@@ -16,7 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.mac import MAC_HEADER, SIGNED, VOUCHED
+from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, VOUCHED
 from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
 
 from .client_settings import TAIL_GROUP, KafkaConfig

@@ -23,8 +23,8 @@ from tracegrad.producers.tasks.config import TasksHandles
 from tracegrad.schemas.credentials import credential, engine_holder, feedback_holder, page_holder
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.mac import KeyRing
 from tracegrad.schemas.log.signed import SignedLog
-from tracegrad.schemas.mac import KeyRing
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE
 from tracegrad.schemas.topics import Stage

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 import msgspec
 
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.mac import KeyRing
 from tracegrad.schemas.log.protocol import Log, TopicPartition
-from tracegrad.schemas.mac import KeyRing
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps

@@ -20,8 +20,9 @@ from tracegrad.schemas.attributes import ROLLOUT_KEYS
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
+from tracegrad.schemas.log.mac import KeyRing, Refusal, is_by_own_run, signer_of
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
-from tracegrad.schemas.mac import KeyRing, Refusal, is_by_own_run, signer_of
+from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
     CallEnded,
@@ -70,8 +71,6 @@ __all__ = ["gather"]
 
 T = TypeVar("T")
 _COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS, Topic.PROCESS_STATUS)
-_PARTITION = 0
-"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
 
 def gather(
@@ -89,6 +88,7 @@ def gather(
         for stage, read in INPUTS.items()
     }
     seen = Evidence(run=run, committed=committed, lineage=Lineage(policy))
+    partition = partition_of(policy)
     for topic, decode, fold in _FOLDS:
         name = topics.name(topic)
         if any(offsets.begin > 0 for offsets in _patiently(log.offsets, name).values()) and topic not in _COMPACTED:
@@ -101,14 +101,14 @@ def gather(
                     seen.leave_out(record, str(refusal))
                     seen.feedback.num_forged += topic is Topic.REWARDS and _is_feedback(record)
                 continue
-            if topic is Topic.TRANSITIONS and record.partition == _PARTITION:
+            if topic is Topic.TRANSITIONS and record.partition == partition:
                 _note_place(seen, record)
             try:
                 decoded = decode(record.value)
             except RecordError:
                 if topic is Topic.LLM_CALLS:
                     seen.undecodable_calls.add(record.position)
-                elif topic is Topic.TRANSITIONS and record.partition == _PARTITION:
+                elif topic is Topic.TRANSITIONS and record.partition == partition:
                     seen.transitions[record.offset] = group_id_of(record.value)
             else:
                 if topic is Topic.LLM_CALLS and _is_own(decoded, run) and not _is_proved(record, run, ring):
@@ -145,7 +145,7 @@ def _step(seen: Evidence, record: Record, step: TrainingStep | GroupsGivenBack) 
 
 def _transition(seen: Evidence, record: Record, group: tuple[GroupSummary, list[SegmentRow]]) -> None:
     summary = group[0]
-    if record.partition == _PARTITION:
+    if record.partition == partition_of(seen.lineage.policy):
         seen.transitions[record.offset] = summary.group_id
     _note_digest(seen, summary.group_id, record)
     seen.groups.setdefault(summary.group_id, (record.offset, summary))

@@ -25,7 +25,6 @@ from .recorded import Recorded
 
 __all__ = ["Changed", "Changes"]
 
-_TOKEN_BYTES = 4
 _TOLD = 5
 """Ids named of those that differ."""
 
@@ -86,7 +85,7 @@ class Changes:
             episode = EPISODES.decode(output.value)
             self.counts["spans"] += episode.num_spans
             self.counts["calls"] += len(episode.calls)
-            self.counts["tokens"] += sum(len(call.sampled_ids) for call in episode.calls) // _TOKEN_BYTES
+            self.counts["tokens"] += sum(call.num_sampled for call in episode.calls)
             self._compare(Topic.EPISODES, episode.episode_id, output.value)
         elif output.topic is Topic.TRANSITIONS and (id_ := group_id_of(output.value)) is not None:
             self._compare(Topic.TRANSITIONS, id_, output.value)

@@ -15,6 +15,7 @@ from tracegrad.schemas.ids import RunHash, attempt_of
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, Positions, made_of, parse_place
 from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
 from .recorded import Part, Recorded, RecordedEpisode
@@ -22,9 +23,6 @@ from .recorded import Part, Recorded, RecordedEpisode
 __all__ = ["read_recorded"]
 
 _RAW = frozenset(INPUTS[Stage.NORMALIZE])
-_PARTITION = 0
-"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -52,7 +50,7 @@ def read_recorded(log: Log, topics: Topics, runs: Iterable[RunHash]) -> Recorded
         logger.warning("%d episodes do not tell of which records they were made, and are left out", num_silent)
     groups: dict[str, GroupMadeOf] = {}
     for record in read_to_end(log, topics.name(Topic.TRANSITIONS)):
-        group = made_of(record.headers, GroupMadeOf) if record.partition == _PARTITION else None
+        group = made_of(record.headers, GroupMadeOf) if record.partition == partition_of() else None
         if group is not None:
             groups.setdefault(group.group, group)
     reading = _Reading(groups, topics, runs)

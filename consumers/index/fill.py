@@ -19,6 +19,7 @@ import msgspec
 from tracegrad.schemas.errors import UndecodableError
 from tracegrad.schemas.log.made_of import GroupMadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.training import BELOW_BOUND, TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import summary_of
@@ -31,8 +32,6 @@ __all__ = ["Fill"]
 
 _KNOWN = 100_000
 """Words and groups whose numbers are kept in memory."""
-_PARTITION = 0
-"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 _COLUMNS = ("id", "group", "partition", "offset", "at_ms", *WORDS, *NAMES, *NUMBERS, "own_excluded")
 _CHANGED = ", ".join(f'"{name}" = excluded."{name}"' for name in _COLUMNS[1:])
 _EPISODE = f"""
@@ -144,7 +143,7 @@ class Fill:
             self._keys += [(key, *taken) for key in facts.keys]
 
     def _group_record(self, record: Record) -> None:
-        if record.partition != _PARTITION:
+        if record.partition != partition_of(self._policy):
             return
         made, body = made_of(record.headers, GroupMadeOf), record.value or b""
         if made is not None and body.count(_EXCLUDED) == body.count(_NOT_EXCLUDED) > 0:

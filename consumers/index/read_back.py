@@ -19,6 +19,7 @@ from tracegrad.schemas.ids import key_in
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, raw_positions
 from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
+from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.topics import Topic, Topics
@@ -28,8 +29,6 @@ from .subject import Subject, episodes_at, episodes_of_key
 
 __all__ = ["episodes_of_call", "episodes_of_span", "records_at", "with_feedback", "with_origins"]
 
-_PARTITION = 0
-"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 _READ_S = 10.0
 """How long one record is waited for."""
 _NEAR = 2_000
@@ -67,7 +66,7 @@ def _with_origin(link: EpisodeLink, record: Record | None) -> EpisodeLink:
 def with_feedback(log: Log, topics: Topics, links: Iterable[GroupLink]) -> tuple[GroupLink, ...]:
     """The same, each with what was said of it behind its close. Blocks."""
     links = tuple(links)
-    places = [(_PARTITION, link.offset) for link in links if link.offset is not None]
+    places = [(partition_of(), link.offset) for link in links if link.offset is not None]
     records = records_at(log, topics.name(Topic.TRANSITIONS), places)
     made = {record.offset: made_of(record.headers, GroupMadeOf) for record in records}
     told = {offset: one.feedback for offset, one in made.items() if one is not None}

@@ -38,7 +38,7 @@ def version_shares(episode: Episode, policy: str, run: str) -> dict[int, float]:
     """Which versions of a run's policy sampled the tokens of an episode; the shares add up to 1, or there are none."""
     num_tokens: defaultdict[int, int] = defaultdict(int)
     for call in episode.calls:
-        num_sampled = len(call.sampled_ids) // 4
+        num_sampled = call.num_sampled
         if call.policy != policy or not are_complete(call.versions, num_sampled):
             continue
         ends = [*(span.start for span in call.versions[1:]), num_sampled]

@@ -3,7 +3,7 @@
     Log -> SignedLog      writer: a MAC on each record of a signed topic       tail, join: without what does not verify
                           judged: the same, for who reads past both
 
-In: any Log and the run's keys (schemas/mac.py). Out: a Log. Invariant: this is the one place where records are signed
+In: any Log and the run's keys (mac.py). Out: a Log. Invariant: this is the one place where records are signed
 and the one where they are judged, so that no room can forget it: a MAC that a reader hands on is one that verifies. On
 topics that are vouched for and not signed, a record without one is handed on. Positions move over what is left out, so
 that nobody waits for it. Failure: none of its own; what is left out is counted with its reason, and the first of a kind
@@ -18,9 +18,9 @@ from concurrent.futures import Future
 
 import msgspec
 
-from ..mac import MAC_HEADER, SIGNED, VOUCHED, KeyRing, Refusal
 from ..metrics import UNVERIFIED, Metrics
 from ..topics import Topic, Topics
+from .mac import MAC_HEADER, SIGNED, VOUCHED, KeyRing, Refusal
 from .protocol import Headers, Log, LogReader, LogWriter, Offsets, Position, Record, TopicPartition
 
 __all__ = ["SignedLog"]

@@ -18,6 +18,7 @@ from .versions import VersionSpan
 
 __all__ = [
     "LLM_CALLS",
+    "TOKEN_BYTES",
     "CallEnded",
     "CallOpen",
     "CallOutcome",
@@ -31,6 +32,10 @@ __all__ = [
     "ToolCall",
     "UpstreamCall",
 ]
+
+
+TOKEN_BYTES = 4
+"""Of an id or a logprob in a record."""
 
 
 class Purpose(OpenEnum):
@@ -53,6 +58,11 @@ class CallOutcome(OpenEnum):
     SUPERSEDED = "superseded"
     """The client asked the same again and got that answer; this one leaves the loss."""
     UNKNOWN = "unknown"
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the client went on with the answer, as far as anybody knows."""
+        return self not in (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
 
     @property
     def known(self) -> int:
@@ -194,8 +204,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
 
     @property
     def num_sampled(self) -> int:
-        """Sampled tokens; an id is 4 bytes."""
-        return len(self.sampled_ids) // 4
+        """Sampled tokens."""
+        return len(self.sampled_ids) // TOKEN_BYTES
 
     def __repr__(self) -> str:
         return f"CallRecord({self.call_id}, {self.num_sampled} sampled tokens)"

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from .calls import CallOutcome, CallRecord, Purpose, SpliceOutcome, ToolCall
+from .calls import TOKEN_BYTES, CallOutcome, CallRecord, Purpose, SpliceOutcome, ToolCall
 from .codec import Codec
 from .facts import Close, ToolStatus
 from .rollouts import GroupRef, Reward, RolloutState, is_usable
@@ -32,9 +32,6 @@ __all__ = [
     "rebuild_prompt",
     "why_excluded",
 ]
-
-_TOKEN_BYTES = 4
-
 
 AIR_RULE = "air:"
 """Begins the name of an automatic reward."""
@@ -120,6 +117,11 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     repeated: tuple[str, ...] = ()
     """Those, by id, for which its agent had asked before in the episode, with equal arguments, in an answer that it
     took."""
+
+    @property
+    def num_sampled(self) -> int:
+        """As CallRecord.num_sampled."""
+        return len(self.sampled_ids) // TOKEN_BYTES
 
 
 class ContextCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,12 +326,12 @@ def rebuild_prompt(call: CallRecord | EpisodeCall, full: Mapping[str, bytes]) ->
         call: as the gateway or assemble wrote it, in the order of the log.
         full: prompt + sampled ids of the episode's earlier calls, by call id.
     """
-    if len(call.suffix_ids) % _TOKEN_BYTES or len(call.sampled_ids) % _TOKEN_BYTES or call.shared_tokens < 0:
+    if len(call.suffix_ids) % TOKEN_BYTES or len(call.sampled_ids) % TOKEN_BYTES or call.shared_tokens < 0:
         return None
     if call.parent_call_id is None:
         return call.suffix_ids if call.shared_tokens == 0 else None
     parent = full.get(call.parent_call_id)
-    num_shared = call.shared_tokens * _TOKEN_BYTES
+    num_shared = call.shared_tokens * TOKEN_BYTES
     if parent is None or num_shared > len(parent):
         return None
     return parent[:num_shared] + call.suffix_ids

@@ -15,8 +15,10 @@ from .rollouts import Reward, RolloutEvent
 
 __all__ = [
     "EPISODE_EVENTS",
+    "MAX_FACTS_PER_RECORD",
     "MAX_LINKS",
     "MAX_RESULT",
+    "MAX_TOOL_CALLS",
     "CallEndedFact",
     "CallFact",
     "CallOpenFact",
@@ -60,6 +62,10 @@ class ToolStatus(OpenEnum):
     """Nothing tells, or a value of a later release."""
 
 
+MAX_FACTS_PER_RECORD = 500
+"""Keeps a record below the topic's message limit: a span's fact is at most 6 KB, for its texts are cut."""
+MAX_TOOL_CALLS = 16
+"""Of a span's `requested_tool_call_ids`; of an answer that asks for more, the first are enough to know it by."""
 MAX_RESULT = 2_000
 """Characters of a tool's result that stay on the log beyond its span."""
 

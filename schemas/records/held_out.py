@@ -16,7 +16,7 @@ from ..ids import RunHash
 
 __all__ = ["HeldOutPass", "HeldOutPasses", "HeldOutScore", "PassAt", "VersionShare"]
 
-_Number = Annotated[int, Meta(ge=0, lt=10**12)]
+Number = Annotated[int, Meta(ge=0, lt=10**12)]
 
 
 class VersionShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,16 +61,16 @@ class HeldOutPass(msgspec.Struct, frozen=True, kw_only=True, tag="held_out_pass"
     schema: str = "held_out_pass/1"
     policy: str
     run: RunHash
-    number: _Number
+    number: Number
     """From 0, before training, without gaps."""
-    step: _Number
+    step: Number
     """The batch after which it was due."""
-    since_version: _Number
+    since_version: Number
     """Served when it began: from here on the trainer keeps what it may turn out to be a score of."""
-    first_group: _Number
+    first_group: Number
     """Its tasks are the validation groups first_group .. first_group + num_tasks - 1, in the file's order."""
-    num_tasks: _Number
-    num_samples: _Number
+    num_tasks: Number
+    num_samples: Number
     """Rollouts of each."""
     score: HeldOutScore | None = None
     """None: it begins. A second record repeats the first one with the score."""

@@ -20,7 +20,7 @@ from msgspec import Meta
 from ..beat import units
 from ..ids import RunHash
 from .codec import Codec
-from .held_out import HeldOutPass, HeldOutPasses
+from .held_out import HeldOutPass, HeldOutPasses, Number
 from .versions import Version
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
 
 _PIECE_BYTES = 16 * 1024 * 1024
 _Run = Annotated[RunHash, Meta(pattern=r"^[0-9a-f]{8}$")]
-_Number = Annotated[int, Meta(ge=0, lt=10**12)]
 _Epoch = Annotated[int, Meta(ge=0, lt=10**9)]
 """What a label can hold (`versions.parse_label`): a greater claim would leave no epoch for any trainer after it."""
 
@@ -84,7 +83,7 @@ class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
 
     schema: str = "version/1"
     run: _Run
-    version: _Number
+    version: Number
     epoch: _Epoch
     policy: str
     base_version: int
@@ -124,7 +123,7 @@ class WeightAck(Version, frozen=True, kw_only=True):
 
     schema: str = "weight_ack/1"
     run: _Run
-    version: _Number
+    version: Number
     epoch: _Epoch
     engine_id: str
     policy: str

@@ -10,16 +10,13 @@ import heapq
 from collections.abc import Collection, Iterator
 
 from ..config import StreamsConfig
+from ..stage_fold import CROWDED, REPEAT_S
 from .open_episode import OpenEpisode, Waiting
 
 __all__ = ["due"]
 
-_CROWDED = 0.9
-"""Share of max_open_episodes above which the longest-silent episodes without rollout are proposed."""
 _FORWARD_SHARE = 4
 """Of `idle_s`, a trace waits for a second key before it is forwarded."""
-_REPEAT_S = 30.0
-"""A proposal that led to nothing by then was lost with a worker; it is made again."""
 
 
 def due(episodes: Collection[OpenEpisode], now_s: float, config: StreamsConfig) -> Iterator[tuple[OpenEpisode, str]]:
@@ -34,14 +31,14 @@ def due(episodes: Collection[OpenEpisode], now_s: float, config: StreamsConfig) 
         if episode.end is not None and episode.ended_at_s is None:
             episode.ended_at_s = now_s
         reasons[episode.episode_id] = _reason(episode, now_s, config)
-    num_over = len(episodes) - int(_CROWDED * config.max_open_episodes)
+    num_over = len(episodes) - int(CROWDED * config.max_open_episodes)
     strays = [episode for episode in episodes if not episode.attempt]
     for episode in heapq.nsmallest(num_over, strays, key=lambda stray: (stray.silent_since_s or 0.0, stray.episode_id)):
         reasons[episode.episode_id] = reasons[episode.episode_id] or "bound"
     for episode in episodes:
         reason = reasons[episode.episode_id]
         if reason and now_s >= episode.next_proposal_s:
-            episode.next_proposal_s = now_s + _REPEAT_S
+            episode.next_proposal_s = now_s + REPEAT_S
             yield episode, reason
 
 

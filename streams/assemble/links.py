@@ -17,6 +17,7 @@ from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.made_of import Parts, origin_header
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
+    MAX_FACTS_PER_RECORD,
     MAX_LINKS,
     CallEndedFact,
     CallFact,
@@ -35,7 +36,6 @@ from tracegrad.schemas.topics import Topic
 from .origins import batch_of
 
 __all__ = [
-    "MAX_FACTS_PER_RECORD",
     "MAX_HOPS",
     "Links",
     "answers_in",
@@ -46,7 +46,6 @@ __all__ = [
     "pull",
 ]
 
-MAX_FACTS_PER_RECORD = 500
 MAX_HOPS = 4
 """Facts that were handed on so often go round in a circle."""
 _SEVERAL = 2

@@ -32,6 +32,7 @@ from tracegrad.schemas.log.made_of import (
 )
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PROPOSALS, Metrics
+from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import (
     EPISODE_SCORES,
@@ -49,7 +50,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamRules
 from ..ratings import pieces_of
-from ..stage_fold import StageFold
+from ..stage_fold import CROWDED, StageFold
 from .strategies.conversations import as_group, as_rated
 from .waiting import Waiting
 from .write_group import credit_group
@@ -63,8 +64,6 @@ MAX_GROUP_SIZE = 4096
 OVERTAKEN = 1_000
 """Groups that close while one is open, when even what tasks gave up does not come: else lost groups take the room, and
 bytes, of good ones. A run has tens in the works at once."""
-_CROWDED = 0.9
-"""Share of the room above which the conversations that wait longest are proposed: beyond it one loses its calls."""
 
 
 class _OpenGroup:
@@ -139,8 +138,8 @@ class Credit(StageFold[_OpenGroup]):
 
     def _surplus(self) -> Iterator[str]:
         limits = self._rules.streams
-        num_bytes = self._num_bytes - int(_CROWDED * limits.max_open_bytes)
-        num_open = len(self._open) - int(_CROWDED * limits.max_open_groups)
+        num_bytes = self._num_bytes - int(CROWDED * limits.max_open_bytes)
+        num_open = len(self._open) - int(CROWDED * limits.max_open_groups)
         for id_, state in self._open.items():
             if num_bytes <= 0 and num_open <= 0:
                 return
@@ -300,9 +299,9 @@ class Credit(StageFold[_OpenGroup]):
                 key=policy_key(policy),
                 value=credit_group(members, policy, self._topics, self.metrics, self._credits),
                 headers=headers,
-                partition=index,
+                partition=partition_of(policy, self._rules.policies),
             )
-            for index, policy in enumerate(self._rules.policies)
+            for policy in self._rules.policies
         )
         num_calls = sum(len(episode.calls) for episode in members)
         marker = ClosedMarker(id=group_id, disposition="emitted", num_calls=num_calls, heard=heard)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from typing import NamedTuple
 
+from tracegrad.schemas.records.calls import TOKEN_BYTES
 from tracegrad.schemas.records.episodes import EpisodeCall
 
 __all__ = ["Grown", "Place", "PrefixTree"]
 
-_TOKEN_BYTES = 4
 _LAST = float("inf")
 
 
@@ -73,10 +73,10 @@ class PrefixTree:
 
     def _shared(self, call: EpisodeCall) -> Place | None:
         """Where the prompt leaves its parent's ids."""
-        if len(call.suffix_ids) % _TOKEN_BYTES or len(call.sampled_ids) % _TOKEN_BYTES:
+        if len(call.suffix_ids) % TOKEN_BYTES or len(call.sampled_ids) % TOKEN_BYTES:
             return None
         parent = Place(self._root, 0) if call.parent_call_id is None else self._calls.get(call.parent_call_id)
-        end = call.shared_tokens * _TOKEN_BYTES
+        end = call.shared_tokens * TOKEN_BYTES
         if parent is None or not 0 <= end <= parent.end:
             return None
         path = parent.path
@@ -117,8 +117,8 @@ def _follow(place: Place, ids: bytes) -> tuple[Place, int]:
     path, end = place
     num_known = 0
     while True:
-        fork = path.forks.get((end, ids[num_known : num_known + _TOKEN_BYTES]))
-        num_equal = _TOKEN_BYTES if fork else _num_equal(path.ids, end - path.begin, ids, num_known)
+        fork = path.forks.get((end, ids[num_known : num_known + TOKEN_BYTES]))
+        num_equal = TOKEN_BYTES if fork else _num_equal(path.ids, end - path.begin, ids, num_known)
         if not num_equal:
             return Place(path, end), num_known
         # Every turn takes one of the ids at least: a call walks no more forks than it has of them.
@@ -128,8 +128,8 @@ def _follow(place: Place, ids: bytes) -> tuple[Place, int]:
 def _num_equal(one: bytearray, begin: int, other: bytes, at: int) -> int:
     """Bytes of the ids that are equal from there on; the work grows with them, not with what follows them."""
     most = min(len(one) - begin, len(other) - at)
-    num, size, is_doubling = 0, _TOKEN_BYTES, True
-    while size >= _TOKEN_BYTES:
+    num, size, is_doubling = 0, TOKEN_BYTES, True
+    while size >= TOKEN_BYTES:
         if num + size <= most and one[begin + num : begin + num + size] == other[at + num : at + num + size]:
             num += size
         else:
@@ -144,6 +144,6 @@ def _grow(place: Place, ids: bytes) -> Place:
     new = ids[num_known:]
     if new and end < path.begin + len(path.ids):
         above, path = path, _Path(path, end)
-        above.forks[end, new[:_TOKEN_BYTES]] = path
+        above.forks[end, new[:TOKEN_BYTES]] = path
     path.ids += new
     return Place(path, end + len(new))

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records.calls import TOKEN_BYTES
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
@@ -31,7 +32,6 @@ __all__ = ["MAX_ROW_BYTES", "build_segments", "why_masked"]
 MAX_ROW_BYTES = 64 * 1024 * 1024
 """Of the ids of all rows of an episode, twice the greatest record of `transitions`; rows that repeat a long prefix
 could otherwise unfold without bound."""
-_TOKEN_BYTES = 4
 
 
 def why_masked(call: EpisodeCall) -> str:
@@ -45,7 +45,7 @@ def why_masked(call: EpisodeCall) -> str:
         return "bad_logprobs"
     if not _temperature(call):
         return "bad_temperature"
-    return "" if are_complete(call.versions, len(call.sampled_ids) // _TOKEN_BYTES) else "bad_versions"
+    return "" if are_complete(call.versions, call.num_sampled) else "bad_versions"
 
 
 def _temperature(call: EpisodeCall) -> float:
@@ -67,12 +67,12 @@ class _Chain:
     def append(self, call: EpisodeCall, grown: Grown, credit: CallCredit) -> None:
         """Adds a call whose prompt begins with all of the chain's ids."""
         masked = why_masked(call)
-        start = grown.num_prompt_bytes // _TOKEN_BYTES
-        num_sampled = len(call.sampled_ids) // _TOKEN_BYTES
+        start = grown.num_prompt_bytes // TOKEN_BYTES
+        num_sampled = call.num_sampled
         num_context = start - len(self.mask)
         self.end = grown.end
         self.mask += bytes(num_context) + (b"\0" if masked else b"\1") * num_sampled
-        self.logprobs += bytes(num_context * _TOKEN_BYTES)
+        self.logprobs += bytes(num_context * TOKEN_BYTES)
         self.logprobs += bytes(len(call.sampled_ids)) if masked else call.logprobs
         self.turns.append(
             Turn(

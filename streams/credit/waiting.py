@@ -26,11 +26,10 @@ from tracegrad.schemas.records.episodes import FEEDBACK, UNCLAIMED, Episode
 from tracegrad.schemas.records.rollouts import Reward
 
 from ..ratings import is_about, rated_anew
+from ..stage_fold import REPEAT_S
 
 __all__ = ["Waiting"]
 
-_REPEAT_S = 30.0
-"""A proposal that led to nothing by then was lost with a worker; it is made again."""
 _MAX_SAID = 50_000
 """Pieces of feedback that wait in one worker."""
 _MAX_FORESEEN = 10_000
@@ -227,7 +226,7 @@ class Waiting:
             else:
                 is_over = clock.is_over(now_s, latest_ms, self._wait_s)
             if is_over and now_s >= clock.next_s:
-                clock.next_s = now_s + _REPEAT_S
+                clock.next_s = now_s + REPEAT_S
                 yield "bound" if clock.is_surplus else reason, id_, clock.key, clock.partition, before
 
     def close(self, episode: Episode) -> tuple[Episode, list[Position], list[Parts]]:

@@ -20,9 +20,9 @@ from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.keys import episode_key
+from tracegrad.schemas.log.mac import is_by_own_run, signer_of
 from tracegrad.schemas.log.made_of import origin_header, place_of
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.mac import is_by_own_run, signer_of
 from tracegrad.schemas.metrics import CALLS_UNPROVED, CONTEXT_CALLS, FACTS, LINKS, NOT_SELECTED, Metrics
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
@@ -36,6 +36,7 @@ from tracegrad.schemas.records.calls import (
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
+    MAX_FACTS_PER_RECORD,
     MAX_LINKS,
     CallEndedFact,
     CallFact,
@@ -61,9 +62,6 @@ from .read_spans import SpanReader
 from .reading.judge_tool import ToolJudge
 
 __all__ = ["Normalize"]
-
-MAX_FACTS_PER_RECORD = 500
-"""Keeps a record below the topic's message limit: a span's fact is at most 6 KB, for its texts are cut."""
 
 
 class Normalize(StageFold[None]):

@@ -18,7 +18,7 @@ from tracegrad.schemas.attributes import ATTEMPT_KEYS, PROVED_BY, ROLLOUT_KEYS
 from tracegrad.schemas.credentials import feedback_holder
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of
-from tracegrad.schemas.mac import is_by_own_run
+from tracegrad.schemas.log.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, OF_EVALUATORS, Metrics
 from tracegrad.schemas.otlp.salvage import damaged, salvage
 from tracegrad.schemas.otlp.signal import Signal

@@ -16,8 +16,8 @@ from tracegrad.schemas.attributes import COUNTED_SPAN, PROVED_BY
 from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.fold import Emission, Fold, Output
 from tracegrad.schemas.ids import CallId, RunHash, RunName, run_hash_of
+from tracegrad.schemas.log.mac import MAC_HEADER
 from tracegrad.schemas.log.protocol import Headers, Record
-from tracegrad.schemas.mac import MAC_HEADER
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
     CallOutcome,

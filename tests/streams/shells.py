@@ -13,8 +13,8 @@ from random import Random
 
 from tests.streams.make import HOST, RUN_HASH, TOPICS, Item, let_in, raw, signed_by
 from tracegrad.schemas.fold import Emission, Fold, Output
+from tracegrad.schemas.log.mac import SIGNED, KeyRing
 from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
-from tracegrad.schemas.mac import SIGNED, KeyRing
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.config import StreamRules
 from tracegrad.streams.folds import build_fold

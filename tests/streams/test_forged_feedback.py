@@ -15,8 +15,8 @@ from tests.streams.shells import STAGES, Shells
 from tracegrad.producers.read_feedback import read_feedback
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.mac import MAC_HEADER, KeyRing
 from tracegrad.schemas.log.protocol import Headers, Record
-from tracegrad.schemas.mac import MAC_HEADER, KeyRing
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
 from tracegrad.schemas.topics import Topic

@@ -20,8 +20,8 @@ from tests.versions import RUN
 from tracegrad.consumers.audit.read import gather
 from tracegrad.consumers.audit.versions import check_versions
 from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.log.mac import KeyRing, Refusal
 from tracegrad.schemas.log.protocol import Log, Record
-from tracegrad.schemas.mac import KeyRing, Refusal
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.transitions import encode_group

@@ -18,6 +18,7 @@ from tracegrad.schemas.errors import RecordError, RequestError
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, Positions, made_of, parse_place
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.log.where import Term
+from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.records.rollouts import REWARDS, Reward, piece_id
@@ -43,8 +44,6 @@ __all__ = [
 _MAX_SPAN_RECORDS = 1_000
 _MAX_SAID = 100
 _MAX_MEMBERS = 256
-_PARTITION = 0
-"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
 
 class Read(NamedTuple):
@@ -109,7 +108,7 @@ def read_episodes(log: Log, topics: Topics, facts: Iterable[Mapping[str, Any]]) 
 def read_trained(log: Log, topics: Topics, connection: sqlite3.Connection, group: str) -> Trained | None:
     """A group as credit wrote it; None: it has not, or will not. Blocks."""
     row = connection.execute('SELECT "offset" FROM groups WHERE id = ?', (group,)).fetchone()
-    places = [(_PARTITION, row[0])] if row is not None and row[0] is not None else []
+    places = [(partition_of(), row[0])] if row is not None and row[0] is not None else []
     for record in records_at(log, topics.name(Topic.TRANSITIONS), places):
         try:
             summary, rows = decode_group(record.value)

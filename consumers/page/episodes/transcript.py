@@ -149,7 +149,7 @@ def _said(
         num_cut=num_cut,
         tools=tuple(_tools(call, is_whole)),
         tokens=_tokens(call, pieces, trained, most_tokens) if pieces is not None else (),
-        num_tokens=len(call.sampled_ids) // 4,
+        num_tokens=call.num_sampled,
         versions=call.versions,
         took_s=took / 1e9 if took > 0 and call.started_at_ns else None,
         trained=trained,

@@ -18,8 +18,8 @@ import numpy as np
 from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.errors import RecordError, SessionError
 from tracegrad.schemas.ids import CallId, EpisodeId, split_episode_id
+from tracegrad.schemas.log.mac import is_by_own_run, signer_of
 from tracegrad.schemas.log.protocol import Offsets, Record
-from tracegrad.schemas.mac import is_by_own_run, signer_of
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.tokens import Ids, ids_from_bytes
 

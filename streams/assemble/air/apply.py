@@ -21,7 +21,7 @@ from tracegrad.schemas.records.rollouts import is_usable
 
 from .patterns import matching
 from .rules import AirConfig, AirRule
-from .signals import NOT_TAKEN, Signal, signals_of
+from .signals import Signal, signals_of
 
 __all__ = ["Payment", "apply_air", "payments", "said_of"]
 
@@ -79,7 +79,7 @@ def said_of(
 ) -> list[tuple[int, AppliedReward]]:
     """What counts of what a function said (call id, name, value), with the place of the call: usable numbers under
     names, for calls of the episode that their client took, up to the cap."""
-    places = {call.call_id: place for place, call in enumerate(episode.calls) if call.outcome not in NOT_TAKEN}
+    places = {call.call_id: place for place, call in enumerate(episode.calls) if call.outcome.is_taken}
     fit = (
         (places[call], AppliedReward(rule=f"{AIR_RULE}{name[:_MAX_NAME]}", value=value))
         for call, name, value in said

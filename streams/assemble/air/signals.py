@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import is_usable
 
-__all__ = ["NOT_TAKEN", "On", "Signal", "signals_of"]
+__all__ = ["On", "Signal", "signals_of"]
 
 On = Literal["tool", "call", "evaluation", "episode"]
-NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
-_TOKEN_BYTES = 4
 
 
 class Signal(NamedTuple):
@@ -52,7 +49,7 @@ def signals_of(episode: Episode) -> Iterator[Signal]:
     calls = episode.calls
     for number, call in enumerate(calls):
         yield from _of_tools(number, call)
-        if call.outcome not in NOT_TAKEN:
+        if call.outcome.is_taken:
             yield _of_call(number, call)
     if not calls:
         return
@@ -62,13 +59,13 @@ def signals_of(episode: Episode) -> Iterator[Signal]:
             place = asked_by.get(reward.target, -1) if reward.target is not None else len(calls) - 1
             if place >= 0:
                 yield Signal("evaluation", place, name=reward.name, score=reward.value)
-    taken = [call for call in calls if call.outcome not in NOT_TAKEN]
+    taken = [call for call in calls if call.outcome.is_taken]
     yield Signal(
         "episode",
         len(calls) - 1,
         status=episode.state.value,
         seconds=episode.duration_s,
-        tokens=float(sum(map(_num_tokens, taken))),
+        tokens=float(sum(call.num_sampled for call in taken)),
         turns=float(len(taken)),
     )
 
@@ -100,12 +97,8 @@ def _of_call(number: int, call: EpisodeCall) -> Signal:
         unparsable=bool(call.unparsable),
         repeated=bool(call.repeated),
         seconds=lasted_ns / 1e9 if call.started_at_ns and lasted_ns >= 0 else None,
-        tokens=float(_num_tokens(call)),
+        tokens=float(call.num_sampled),
     )
-
-
-def _num_tokens(call: EpisodeCall) -> int:
-    return len(call.sampled_ids) // _TOKEN_BYTES
 
 
 def _names(call: EpisodeCall) -> tuple[str, ...]:

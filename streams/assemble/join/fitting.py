@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.records.calls import TOKEN_BYTES, CallRecord
 from tracegrad.schemas.records.facts import SpanFact, digest_of
 
 from .span_tree import Place, SpanTree, place_of
@@ -24,7 +24,6 @@ __all__ = ["join_fitting"]
 
 _MAX_ALIKE = 64
 """Spans that one call is compared with."""
-_ID_BYTES = 4
 
 
 def join_fitting(
@@ -130,7 +129,7 @@ def _is_within(inner: SpanFact, outer: SpanFact) -> bool:
 
 
 def _tokens(call: CallRecord) -> tuple[int, int]:
-    return call.shared_tokens + len(call.suffix_ids) // _ID_BYTES, call.num_sampled
+    return call.shared_tokens + len(call.suffix_ids) // TOKEN_BYTES, call.num_sampled
 
 
 def _tokens_of(span: SpanFact) -> tuple[int, int] | None:

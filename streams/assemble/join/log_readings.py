@@ -13,12 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from tracegrad.schemas.records.facts import LogFact, SpanFact, SpanKind
+from tracegrad.schemas.records.facts import MAX_TOOL_CALLS, LogFact, SpanFact, SpanKind
 
 __all__ = ["Told", "filled"]
-
-_MAX_TOOL_CALLS = 16
-"""Of a span; the same few whatever the order they come in."""
 
 
 class Told(NamedTuple):
@@ -38,7 +35,7 @@ class Told(NamedTuple):
             tool_call_id=_least(self.tool_call_id, fact.tool_call_id),
             output_digest=_least(self.output_digest, fact.output_digest),
             requested_tool_call_ids=_first(
-                {*self.requested_tool_call_ids, *fact.requested_tool_call_ids}, _MAX_TOOL_CALLS
+                {*self.requested_tool_call_ids, *fact.requested_tool_call_ids}, MAX_TOOL_CALLS
             ),
         )
 

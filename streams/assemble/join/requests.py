@@ -12,16 +12,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tracegrad.schemas.records.calls import ToolCall
+from tracegrad.schemas.text import json_value
 
 __all__ = ["repeated", "unparsable"]
-
-_MAX_JSON = 1_000_000
-"""Characters that are parsed; longer arguments are compared as they are."""
 
 
 def unparsable(asked: Iterable[ToolCall]) -> tuple[str, ...]:
     """The ids of those whose arguments are no JSON object."""
-    return tuple(tool.id for tool in asked if not isinstance(_value(tool.arguments), dict))
+    return tuple(tool.id for tool in asked if not isinstance(json_value(tool.arguments), dict))
 
 
 def repeated(
@@ -42,18 +40,8 @@ def repeated(
 
 
 def _canonical(arguments: str) -> bytes:
-    value = _value(arguments)
+    value = json_value(arguments)
     try:
         return msgspec.json.encode(arguments if value is None else value, order="deterministic")
     except (RecursionError, OverflowError):
         return arguments.encode("utf-8", "replace")
-
-
-def _value(arguments: str) -> object:
-    """What a JSON text says; None where it is none."""
-    if len(arguments) > _MAX_JSON:
-        return None
-    try:
-        return msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return None

@@ -28,7 +28,6 @@ from .context_calls import asked_of_others, context_calls
 
 __all__ = ["has_structure", "write_episode"]
 
-_NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
 _KEPT = set(EpisodeCall.__struct_fields__) & set(CallRecord.__struct_fields__)
 """What a call is on the log and stays in its episode, under the same names."""
 F = TypeVar("F", CallFact, ContextCallFact)
@@ -156,7 +155,7 @@ def _calls(
     ]
     agents = [match.agent for match in joined]
     turns = _turns(agents, counted)
-    asked = repeated([record.tool_calls for record in records], agents, [fate not in _NOT_TAKEN for fate in counted])
+    asked = repeated([record.tool_calls for record in records], agents, [fate.is_taken for fate in counted])
     calls: list[EpisodeCall] = []
     rows = zip(records, joined, turns, fates, executions, asked, strict=True)
     for record, match, turn, outcome, answered, again in rows:
@@ -239,7 +238,7 @@ def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> lis
     for name, outcome in zip(agents, outcomes, strict=True):
         agent = name if name is not None else sole
         turns.append(num_turns.get(agent, 0))
-        num_turns[agent] = turns[-1] + (outcome not in _NOT_TAKEN)
+        num_turns[agent] = turns[-1] + outcome.is_taken
     return turns
 
 
@@ -277,7 +276,7 @@ def _masked(
     """Why the call leaves the loss."""
     # An attempt's end tells all outcomes; of a captured call the gateway may have died before it told.
     is_told = episode.attempt is not None
-    if outcome in _NOT_TAKEN:
+    if not outcome.is_taken:
         return outcome.value
     if outcome is CallOutcome.UNKNOWN and is_told:
         return "outcome_unknown"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from tracegrad.schemas.records.calls import TOKEN_BYTES
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 
 from .peers import peers_of_group
@@ -24,7 +25,6 @@ from .strategy import CallCredit, Terms
 
 __all__ = ["anchor", "states_of"]
 
-_TOKEN_BYTES = 4
 _HEX = 16
 """64 bits: a group has at most some 10^7 calls, whose states meet by chance once in 10^5 such groups."""
 
@@ -50,6 +50,6 @@ def states_of(calls: Sequence[EpisodeCall]) -> list[str]:
         place = "" if call.shared_tokens == length else f"{call.shared_tokens}/{before}"
         state = hashlib.sha256(place.encode() + b"\0" + call.suffix_ids).hexdigest()[:_HEX]
         states.append(state)
-        added = (len(call.suffix_ids) + len(call.sampled_ids)) // _TOKEN_BYTES
+        added = (len(call.suffix_ids) + len(call.sampled_ids)) // TOKEN_BYTES
         known[call.call_id] = (call.shared_tokens + added, state)
     return states

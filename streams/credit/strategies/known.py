@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import PeersRule
-from tracegrad.schemas.section import nearest
-from tracegrad.schemas.user_code import function_of
+from tracegrad.schemas.section import function_of, nearest
 
 from .agent import agent
 from .anchor import anchor

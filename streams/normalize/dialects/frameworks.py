@@ -10,9 +10,10 @@ import re
 
 from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME, GEN_AI_TOOL_CALL_ID, GEN_AI_TOOL_NAME
 from tracegrad.schemas.records.facts import SpanKind
+from tracegrad.schemas.text import json_value
 
 from ..reading.read_output import of_response
-from ..reading.span_view import SpanView, json_value
+from ..reading.span_view import SpanView
 from .dialect import OTHER, WRAPPER, Dialect, Reading, agent
 
 __all__ = ["ADK", "CLAUDE_CODE", "PYDANTIC_AI"]

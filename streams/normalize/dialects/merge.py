@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from tracegrad.schemas.ids import canonical_call, key_in
-from tracegrad.schemas.records.facts import SpanKind, ToolStatus
+from tracegrad.schemas.records.facts import MAX_TOOL_CALLS, SpanKind, ToolStatus
 
 from ..reading.agent_hints import is_wrapper
 from ..reading.judge_tool import ToolJudge
-from ..reading.read_output import MAX_TOOL_CALLS
 from ..reading.returned import result_of
 from ..reading.span_view import SpanView
 from .dialect import Reading

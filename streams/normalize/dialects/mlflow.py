@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from tracegrad.schemas.text import json_value
+
 from ..reading.agent_hints import agent_of_span
-from ..reading.span_view import SpanView, json_value
+from ..reading.span_view import SpanView
 from .dialect import OTHER, Dialect, Reading, agent, answer, tool
 
 __all__ = ["MLFLOW"]

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 
 from tracegrad.schemas.records.facts import SpanKind
+from tracegrad.schemas.text import json_value
 
 from ..reading.agent_hints import agent_of_span
-from ..reading.span_view import MAX_TEXT, SpanView, json_value
+from ..reading.span_view import MAX_TEXT, SpanView
 from .dialect import Reading, agent
 
 __all__ = ["INPUT", "delegation", "step_of_llama_index"]

@@ -18,9 +18,10 @@ from tracegrad.schemas.attributes import (
     GEN_AI_TOOL_RESULT,
 )
 from tracegrad.schemas.records.facts import SpanKind
+from tracegrad.schemas.text import json_value
 
 from ..reading.read_output import COMPLETION_KEYS, NOTHING, Output, of_completion, of_messages, of_response
-from ..reading.span_view import SpanView, json_value
+from ..reading.span_view import SpanView
 from ..reading.tool_message import tool_message
 from .dialect import OTHER, WRAPPER, Dialect, Reading, agent
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from tracegrad.schemas.attributes import GEN_AI_RESPONSE_ID
 from tracegrad.schemas.records.facts import SpanKind
+from tracegrad.schemas.text import json_value
 
 from ..reading.read_output import of_response
-from ..reading.span_view import SpanView, json_value
+from ..reading.span_view import SpanView
 from .dialect import OTHER, Dialect, Reading, agent
 
 __all__ = ["VERCEL_AI"]

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME
+from tracegrad.schemas.text import json_value
 
-from .span_view import MAX_TEXT, json_value
+from .span_view import MAX_TEXT
 
 __all__ = [
     "ATTRIBUTE_HINT",

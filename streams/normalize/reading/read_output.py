@@ -13,14 +13,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tracegrad.schemas.ids import CALL_ID
-from tracegrad.schemas.records.facts import digest_of
-
-from .span_view import json_value
+from tracegrad.schemas.records.facts import MAX_TOOL_CALLS, digest_of
+from tracegrad.schemas.text import json_value
 
 __all__ = [
     "COMPLETION_KEYS",
     "FLAT_KEYS",
-    "MAX_TOOL_CALLS",
     "NOTHING",
     "Output",
     "minted_in",
@@ -32,8 +30,6 @@ __all__ = [
 
 Output = tuple[str | None, tuple[str, ...]]
 NOTHING: Output = (None, ())
-MAX_TOOL_CALLS = 16
-"""Keeps a fact small; of an answer that asks for more, the first ones are enough to know it by."""
 _MAX_PARTS = 8
 _MAX_DEPTH = 4
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)

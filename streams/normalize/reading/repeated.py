@@ -15,8 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tracegrad.schemas.attributes import GEN_AI_INPUT_MESSAGES
 from tracegrad.schemas.ids import key_in
 from tracegrad.schemas.otlp.values import plain
-
-from .span_view import json_value
+from tracegrad.schemas.text import json_value
 
 __all__ = ["CREWAI", "repeated_ids"]
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from tracegrad.schemas.otlp.values import AttributeValue
 
-__all__ = ["MAX_TEXT", "SpanView", "json_value"]
+__all__ = ["MAX_TEXT", "SpanView"]
 
 MAX_TEXT = 200
 """Characters kept of a name or an id, so that one attribute cannot swell a fact."""
-_MAX_JSON = 1_000_000
-"""Characters of a JSON text that are parsed; of a longer one nothing is read."""
 
 
 class SpanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,15 +46,3 @@ class SpanView(msgspec.Struct, frozen=True, kw_only=True):
     def value(self, *keys: str) -> AttributeValue | None:
         """The first of these attributes that is there."""
         return next((self.attributes[key] for key in keys if key in self.attributes), None)
-
-
-def json_value(value: object) -> Any:
-    """What a JSON text says; other values as they are; None for what is no JSON or too long to be parsed."""
-    if not isinstance(value, str):
-        return value
-    if len(value) > _MAX_JSON:
-        return None
-    try:
-        return msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return None

@@ -11,7 +11,9 @@ import re
 import warnings
 from typing import Any, NamedTuple
 
-from .span_view import MAX_TEXT, json_value
+from tracegrad.schemas.text import json_value
+
+from .span_view import MAX_TEXT
 
 __all__ = ["ToolMessage", "tool_message"]
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
+from tracegrad.schemas.text import MAX_JSON
+
 from .tool_text import of_text
 
 __all__ = ["Sign", "of_exit_code", "of_flag", "of_result", "of_status", "worst"]
 
-_MAX_JSON = 1_000_000
-"""Characters that are parsed; a longer result is judged by its beginning as text."""
 _MAX_LITERAL = 10_000
 """Python's own parser is slower."""
 _MAX_DEPTH = 4
@@ -176,7 +176,7 @@ def worst(found: Iterator[tuple[Sign, str]] | Sequence[tuple[Sign, str]]) -> tup
 def _parsed(text: str) -> object:
     """The value that a text spells in JSON or as a Python literal (frameworks write `str(dict)`); else the text."""
     stripped = text.strip()
-    if len(stripped) > _MAX_JSON or stripped[:1] not in ("{", "[", '"'):
+    if len(stripped) > MAX_JSON or stripped[:1] not in ("{", "[", '"'):
         return text
     try:
         return msgspec.json.decode(stripped)

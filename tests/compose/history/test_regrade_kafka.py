@@ -21,7 +21,7 @@ from tracegrad.compose.run.pipeline import prepare_run, prepare_topics
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring, port_of
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.mac import MAC_HEADER
+from tracegrad.schemas.log.mac import MAC_HEADER
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 

@@ -33,9 +33,9 @@ from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import follow, read_to_end
 from tracegrad.schemas.log.ledger import Ledger
+from tracegrad.schemas.log.mac import SIGNED, KeyRing, Refusal
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.log.signed import SignedLog
-from tracegrad.schemas.mac import SIGNED, KeyRing, Refusal
 from tracegrad.schemas.metrics import UNVERIFIED, Metrics
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.folds import build_fold

@@ -36,7 +36,7 @@ from tracegrad.producers.tasks.dataset import read_tasks, task_of_group
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.follow import Chunk, follow, read_to_end
-from tracegrad.schemas.mac import SIGNED, KeyRing
+from tracegrad.schemas.log.mac import SIGNED, KeyRing
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep

@@ -30,8 +30,8 @@ from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.credentials import new_host
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.mac import MAC_HEADER, KeyRing
 from tracegrad.schemas.log.signed import SignedLog
-from tracegrad.schemas.mac import MAC_HEADER, KeyRing
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.topics import Topic

@@ -17,8 +17,8 @@ from tests.streams import make
 from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, rollout
 from tests.versions import RUN, ack, claim, held_out, manifest, sampled_by
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash
+from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, KeyRing
 from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
-from tracegrad.schemas.mac import MAC_HEADER, SIGNED, KeyRing
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch

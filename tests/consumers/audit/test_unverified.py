@@ -11,8 +11,8 @@ from tests.streams.make import RUN_HASH, TOPICS, call, rollout
 from tracegrad.consumers.audit import evidence
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.mac import KeyRing
 from tracegrad.schemas.log.protocol import Log
-from tracegrad.schemas.mac import KeyRing
 from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.topics import Topic
 

@@ -22,8 +22,8 @@ from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHand
 from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.producers.llm_gateway.parts import Parts
 from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.log.mac import KeyRing
 from tracegrad.schemas.log.signed import SignedLog
-from tracegrad.schemas.mac import KeyRing
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, UpstreamCall
 from tracegrad.schemas.records.tokens import ids_from_bytes

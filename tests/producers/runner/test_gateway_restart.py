@@ -29,8 +29,8 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.producers.exposure import bind
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
+from tracegrad.schemas.log.mac import KeyRing
 from tracegrad.schemas.log.signed import SignedLog
-from tracegrad.schemas.mac import KeyRing
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -45,7 +45,7 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.producers.llm_gateway.app import run
 from tracegrad.producers.llm_gateway.config import LlmConfig, LlmHandles, PolicyConfig
 from tracegrad.schemas.log.signed import SignedLog
-from tracegrad.schemas.mac import KeyRing
+from tracegrad.schemas.log.mac import KeyRing
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 servers = sys.argv[1]

@@ -10,9 +10,9 @@ from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, rollout
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import follow, read_to_end
+from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, VOUCHED, KeyRing, signer_of
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.log.signed import SignedLog
-from tracegrad.schemas.mac import MAC_HEADER, SIGNED, VOUCHED, KeyRing, signer_of
 from tracegrad.schemas.metrics import UNVERIFIED, Metrics
 from tracegrad.schemas.topics import Topic
 

@@ -33,10 +33,10 @@ from tracegrad.schemas.log.protocol import Headers, Record
 from tracegrad.schemas.metrics import CALLS_UNPROVED, NOT_SELECTED
 from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.records.facts import EPISODE_EVENTS, CallFact, Facts, SpanFact
+from tracegrad.schemas.records.facts import EPISODE_EVENTS, MAX_FACTS_PER_RECORD, CallFact, Facts, SpanFact
 from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.streams.normalize.fold import MAX_FACTS_PER_RECORD, Normalize
+from tracegrad.streams.normalize.fold import Normalize
 
 R1 = rollout(1)
 OWN = R1 + "a001"

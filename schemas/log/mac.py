@@ -17,9 +17,9 @@ import hmac
 from collections.abc import Mapping
 from enum import StrEnum
 
-from .ids import RunHash, parse_rollout_id, run_hash_of
-from .log.protocol import Record
-from .topics import REGISTRY, Topic
+from ..ids import RunHash, parse_rollout_id, run_hash_of
+from ..topics import REGISTRY, Topic
+from .protocol import Record
 
 __all__ = ["MAC_HEADER", "SIGNED", "VOUCHED", "KeyRing", "Refusal", "is_by_own_run", "signer_of"]
 

@@ -7,8 +7,8 @@ import pytest
 from tests.forgery import HOW, OTHER, OTHER_KEY, forged
 from tests.streams.make import RUN_HASH, rollout
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, KeyRing, Refusal
 from tracegrad.schemas.log.protocol import Headers, Record
-from tracegrad.schemas.mac import MAC_HEADER, SIGNED, KeyRing, Refusal
 from tracegrad.schemas.topics import Topic
 
 RUN = RunHash(RUN_HASH)
