@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import (
+    MAX_GATEWAYS,
+    GroupRef,
+    Limits,
+    RolloutEvent,
+    RolloutRequest,
+    RolloutState,
+)
 from tracegrad.schemas.text import clean
 
 __all__ = ["Histories", "History", "Members", "event_of"]
@@ -93,11 +100,18 @@ class History:
     """No further attempt follows."""
     error: str | None = None
     """Of the last end."""
+    num_replaced: int = 0
+    """Attempts that were aborted since the LLM gateway's process was another one by then."""
 
     @property
     def next_number(self) -> int:
         """The number of the next attempt."""
         return max(self.owners, default=-1) + 1
+
+    def max_attempts(self, limits: Limits, *, is_replaced: bool = False) -> int:
+        """How many attempts the rollout may have: those of its limits, and one for each that the gateway's end aborted,
+        within a bound; `is_replaced`: such a one more."""
+        return max(limits.max_attempts, 1) + min(self.num_replaced + is_replaced, MAX_GATEWAYS)
 
     @property
     def open_attempts(self) -> tuple[tuple[int, str], ...]:
@@ -114,6 +128,7 @@ class History:
         elif event.state.is_end and event.attempt_id not in self.ended:
             self.ended[event.attempt_id] = event.state
             self.error = event.error
+            self.num_replaced += event.gateway_replaced
             self.is_final = self.is_final or event.is_final
         else:
             return False

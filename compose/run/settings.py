@@ -40,6 +40,7 @@ __all__ = ["GONE", "RunSettings", "choices", "settings_markdown", "type_words", 
 
 GONE = {
     "feedback.sources": "post the scores to /v1/rewards, as examples/feedback/from_elsewhere.py does",
+    "llm.begin_again_s": "leave it out: attempts that a killed gateway left open begin again (docs/reliability.md)",
 }
 """`section.key` that earlier releases had -> what takes its place. A file that has it is refused; runs that were
 recorded with it open."""

@@ -63,7 +63,6 @@ class AgentEvents:
         """The attempt that the path names, which the credential must be of."""
         handles = self._parts.handles
         caller = judge(claims_of(request), holder_of(request, handles.key), handles.run_hash)
-        await self._parts.returns.awaited(caller)
         session = self._parts.sessions.find(caller)
         if session is None:
             raise RequestError(

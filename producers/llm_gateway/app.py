@@ -1,8 +1,7 @@
 """The LLM gateway's routes, its guard, and its process.
 
     POST /rollout/{r}/attempt/{a}/begin {policy, purpose, host}       the runner: an attempt begins, in a command or
-                                                                      in an agent host; {.., since}: it goes on, which
-                                                                      began at a process that is gone (restart/)
+                                                                      in an agent host
     POST /rollout/{r}/attempt/{a}/end                                 it ends, with the list of its calls
     POST [/rollout/{r}/attempt/{a}]/v1/chat/completions    agents, by the APIs of `APIS` (chat.py: a request in order)
     POST [/rollout/{r}/attempt/{a}]/v1/messages/count_tokens          what a prompt of Anthropic Messages would cost
@@ -28,7 +27,6 @@ import hmac
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -188,12 +186,8 @@ class Gateway:
             raise RequestError("purpose: expected train or validation, got another", param="purpose")
         # Compared with what a credential proves; any other text is nobody's.
         host = Holder(str(body["host"])) if body.get("host") else None
-        returns = self.parts.returns
-        if body.get("since") is not None:
-            await returns.begin_again(rollout, attempt, purpose, host, _since(body["since"]))
         episode = self.parts.sessions.begin(rollout, attempt, purpose, host)
-        returns.notice()
-        return JSONResponse({"episode_id": episode, "gateway": returns.gateway, "since": await returns.since()})
+        return JSONResponse({"episode_id": episode, "gateway": self.parts.process})
 
     async def _end(self, request: Request) -> Response:
         self._check_runner(request)
@@ -220,7 +214,7 @@ class Gateway:
 
     async def _health(self, request: Request) -> Response:
         counters = self.parts.metrics.snapshot()
-        told = {"status": "ok", "gateway": self.parts.returns.gateway, "inflight": self._chat.num_inflight}
+        told = {"status": "ok", "gateway": self.parts.process, "inflight": self._chat.num_inflight}
         return JSONResponse({**told, "counters": counters})
 
     @contextlib.asynccontextmanager
@@ -229,16 +223,13 @@ class Gateway:
             following = asyncio.create_task(self.versions.follow())
             proof = asyncio.create_task(self._prefer_local())
             telling = asyncio.create_task(self.parts.outcomes.write())
-            returning = asyncio.create_task(self.parts.returns.run())
             try:
                 yield
             finally:
                 proof.cancel()
                 telling.cancel()
-                returning.cancel()
-                self.parts.returns.stop()
                 self.versions.stop.set()
-                await asyncio.wait({proof, following, telling, returning})
+                await asyncio.wait({proof, following, telling})
                 await self.parts.outcomes.close(_LAST_WORDS_S)
                 await asyncio.to_thread(self.parts.writer.close)
                 _LOGGER.info("llm gateway stopped: %s", self.parts.metrics.snapshot())
@@ -256,14 +247,6 @@ class Gateway:
                     self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
                     return
             await self.versions.changed(_PROOF_RETRY_S)
-
-
-def _since(given: Any) -> dict[int, int]:
-    """Partition -> offset, as an earlier `/begin` told them."""
-    try:
-        return msgspec.convert(given, dict[int, int], strict=False)
-    except msgspec.ValidationError:
-        raise RequestError("since: expected what /begin told, got something else", param="since") from None
 
 
 def run(

@@ -45,7 +45,6 @@ from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampl
 from .render.finish import Served, events_of, finish, merged, started
 from .render.live import Hearing, Live
 from .render.written import written_prompt
-from .restart.rebuild import rebuildable
 from .sampling import Sampling, decide, engine_parameters, sampled_as
 from .sessions import Session
 from .splice import (
@@ -134,8 +133,6 @@ class CallServer:
             parent = _parent(prompt, session, time.monotonic(), self._parts.handles.pause_s)
             record = self._record(session, caller, request, drawn, answer, parent)
             asked = conversation_digest(splice_context(request), request.messages)
-            if session.purpose is not Purpose.UNKNOWN:
-                record = rebuildable(record, session, answer, asked, number)
             await self._append(session, record, answer, prompt, number)
             whole_s = parent.whole_s if parent else time.monotonic()
             self._remember(session, caller, request, asked, prompt, generation, answer, whole_s, live)
@@ -153,6 +150,7 @@ class CallServer:
         """Of a call that has ended now."""
         prompt, sampling, generation = drawn.prompt, drawn.sampling, drawn.generation
         num_shared = prompt.shared_tokens if parent else 0
+        is_of_attempt = session.purpose is not Purpose.UNKNOWN
         return CallRecord(
             call_id=answer.call_id,
             rollout_id=caller.rollout_id,
@@ -183,6 +181,8 @@ class CallServer:
             num_choices=request.num_choices,
             answers_user=bool(request.messages) and request.messages[-1].role == "user",
             stop_text=answer.stop_text,
+            is_cut=is_of_attempt and answer.is_cut,
+            reasoning=answer.reasoning if is_of_attempt else None,
         )
 
     async def count(self, key: str, history: SpliceHistory, request: ChatRequest) -> int:
@@ -236,7 +236,7 @@ class CallServer:
         key = episode_key(record.rollout_id, record.trace_id, conversation=record.conversation_key)
         try:
             append = self._parts.append(Topic.LLM_CALLS, key=key, value=LLM_CALLS.encode(record))
-            session.register(answer, record, prompt.ids, number, append)
+            session.register(answer, prompt.ids, number, append)
             await self._parts.acknowledged(append)
         except RecordError as error:
             self._parts.metrics.add(CALLS_TOO_LARGE)

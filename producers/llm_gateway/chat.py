@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from tracegrad.schemas.attributes import CONVERSATION_HEADER
-from tracegrad.schemas.errors import OverloadedError, RequestError, SessionError
+from tracegrad.schemas.errors import OverloadedError, RequestError
 from tracegrad.schemas.ids import CallId, TraceId, key_in, new_call, split_episode_id
 from tracegrad.schemas.metrics import (
     CALLS_CAPTURED,
@@ -231,15 +231,7 @@ class ChatEndpoints:
             found = session or self._parts.sessions.known(key)
             # Who names the attempt or the conversation may go on with what another client of it was answered.
             of = None if session is not None or is_named(caller) else scope
-            kept = found.conversations.find(call_id, of) if found is not None else None
-            if kept is None and session is not None and session.was_rebuilt:
-                session.last_fault = 503
-                raise SessionError(
-                    f"attempt {session.key}: what was said before {call_id} ended with the gateway that was told it; "
-                    "abort and retry the attempt",
-                    status=409,
-                )
-            return kept
+            return found.conversations.find(call_id, of) if found is not None else None
 
         return recall
 
@@ -263,7 +255,6 @@ class ChatEndpoints:
         parts = self._parts
         holder = holder_of(http, parts.handles.key)
         caller = judge(claims_of(http), holder, parts.handles.run_hash, conversation_of(http.headers))
-        await parts.returns.awaited(caller)
         return caller, parts.sessions.find(caller)
 
     def _settle(
@@ -277,8 +268,6 @@ class ChatEndpoints:
     ) -> None:
         leave()
         is_delivered = served is not None and served.answer.outcome is CallOutcome.DELIVERED
-        if served is not None and not watches:
-            session.calls.settle((served.answer, *served.others))
         for watch in watches:
             watch.settle(session.retries, is_delivered=is_delivered, error=error)
         if not is_delivered:

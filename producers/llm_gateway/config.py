@@ -118,9 +118,6 @@ class LlmConfig(ListenConfig, frozen=True, kw_only=True):
     the oldest first, then new answers are not remembered, so that the next call starts a new segment."""
     idle_s: Seconds = 3600.0
     """Attempts and captured traces without a call for so long are forgotten."""
-    begin_again_s: Seconds = 30.0
-    """After its start, how long the gateway lets calls of attempts wait that it does not know: they may be of its
-    predecessor, and their runner tells of them again within seconds."""
     engine_wait_s: Seconds = 180.0
     """How long a call waits for an engine that loads, restarts or bears a wrong label."""
     engine_health_s: Seconds = 10.0

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -72,10 +72,6 @@ class AttemptCalls:
 
     def __init__(self) -> None:
         self._calls: list[_Registered] = []
-        self._untold: dict[CallId, CallOutcome] = {}
-        """As no record on the log tells yet."""
-        self._continued: set[CallId] = set()
-        """Those that a prompt goes on from."""
         self._last_number = 0
 
     def next_number(self) -> int:
@@ -83,30 +79,13 @@ class AttemptCalls:
         self._last_number += 1
         return self._last_number
 
-    def add(self, answer: Answer, prompt_ids: Ids, number: int, parent: CallId | None) -> None:
-        """A call whose record was handed to the log, of this gateway process or of one before it."""
+    def add(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
+        """A call whose record was handed to the log."""
         self._calls.append(_Registered(answer, _digest(prompt_ids), number))
-        self._last_number = max(self._last_number, number)
-        if parent is not None:
-            self._continued.add(parent)
 
     def withdraw(self, answer: Answer) -> None:
         """The log has refused its record."""
         self._calls = [call for call in self._calls if call.answer is not answer]
-
-    def settle(self, answers: Iterable[Answer]) -> None:
-        """Their way to the client is over; the next record tells of it, for it may outlive this gateway."""
-        self._untold.update((answer.call_id, answer.outcome) for answer in answers)
-
-    @property
-    def settled(self) -> dict[CallId, CallOutcome]:
-        """What the next record is to tell."""
-        return dict(self._untold)
-
-    def told(self, calls: Iterable[CallId]) -> None:
-        """A record that tells of these is on the log."""
-        for call_id in calls:
-            self._untold.pop(call_id, None)
 
     @property
     def last_outcome(self) -> CallOutcome | None:
@@ -115,13 +94,11 @@ class AttemptCalls:
 
     def answers(self) -> list[Answer]:
         """All calls' in order; one that was not delivered is superseded when the client asked the same again and got
-        it. An answer of which nobody knows (its gateway is gone) was delivered if the agent went on from it."""
+        it."""
         delivered: dict[bytes, int] = {}
         for answer, prompt, number in sorted(self._calls, key=lambda call: call.number, reverse=True):
             if delivered.get(prompt, 0) > number and answer.outcome is not CallOutcome.DELIVERED:
                 answer.outcome = CallOutcome.SUPERSEDED
-            elif answer.outcome is CallOutcome.UNKNOWN and answer.call_id in self._continued:
-                answer.outcome = CallOutcome.DELIVERED
             if answer.outcome is CallOutcome.DELIVERED:
                 delivered.setdefault(prompt, number)
         return [call.answer for call in self._calls]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass
 
 from tracegrad.schemas.errors import UnavailableError
@@ -13,7 +14,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from ..budget import Budget
 from .config import LlmConfig, LlmHandles, PolicyConfig
 from .outcomes import Outcomes
-from .restart.returns import Returns
 from .sessions import Sessions
 from .splice import EndOfMessage
 
@@ -42,15 +42,8 @@ class Parts:
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
         self.outcomes = Outcomes(self.append, self.metrics)
         self.ends = EndOfMessage()
-        self.returns = Returns(
-            self.config,
-            run_hash=self.handles.run_hash,
-            sessions=self.sessions,
-            ends=self.ends,
-            log=self.log,
-            topic=self.topics.name(Topic.LLM_CALLS),
-            metrics=self.metrics,
-        )
+        self.process = secrets.token_hex(8)
+        """Drawn for this process: by it a runner sees that another one answers."""
 
     def append(self, topic: Topic, *, key: bytes | None, value: bytes, headers: Headers = ()) -> _Append:
         """Hands a record to the log; what comes back may end after `acknowledged` has given it up."""

@@ -3,7 +3,7 @@
 In: begin, end and the calls of each. Out: sessions. Invariant: after `close` no call enters an attempt, and
 `calls_closed` names every call whose record may be on the log; an agent host enters the attempts that began in it.
 Memory is bounded: ended attempts keep only their `/end` answer for a while, idle and surplus ones are forgotten and
-counted; their calls then get 409, never a guess. An attempt of a gateway that was restarted comes back by `restart/`.
+counted; their calls then get 409, never a guess, as do those of attempts that began at a process that is gone.
 One event loop; not thread-safe.
 """
 
@@ -22,7 +22,7 @@ from tracegrad.schemas.credentials import Holder, attempt_holder, is_host
 from tracegrad.schemas.errors import ProofError, SessionError
 from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
-from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
+from tracegrad.schemas.records.calls import CallOutcome, Purpose
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.records.tokens import Ids
 
@@ -59,8 +59,6 @@ class Session:
         self.conversations = Conversations()
         self.last_used = time.monotonic()
         self.is_closing = False
-        self.was_rebuilt = False
-        """From its records, after another process of the gateway had begun it."""
         self.end_answer: bytes | None = None
         self.end_lock = asyncio.Lock()
         self.num_ids_counted = 0
@@ -118,16 +116,14 @@ class Session:
         finally:
             self._running.discard(task)
 
-    def register(
-        self, answer: Answer, record: CallRecord, prompt_ids: Ids, number: int, append: asyncio.Future[Any]
-    ) -> None:
+    def register(self, answer: Answer, prompt_ids: Ids, number: int, append: asyncio.Future[Any]) -> None:
         """Adds a call whose record was just handed to the log; one that the log refuses, now or late, is withdrawn.
 
         The session is in flight until the append has ended: `/end` waits for a late one and then names the call, as
         one that nobody was answered by.
         """
         if self.purpose is not Purpose.UNKNOWN:
-            self.calls.add(answer, prompt_ids, number, record.parent_call_id)
+            self.calls.add(answer, prompt_ids, number)
         else:
             self.retries.register(answer.call_id, prompt_ids, number)
         self._hold()
@@ -135,8 +131,6 @@ class Session:
         def settle(ended: asyncio.Future[Any]) -> None:
             if ended.cancelled() or ended.exception() is not None:
                 self.calls.withdraw(answer)
-            else:
-                self.calls.told(record.settled)
             self.leave()
 
         append.add_done_callback(settle)
@@ -203,20 +197,6 @@ class Sessions:
             raise SessionError(f"attempt {episode}: began before with another purpose", status=409)
         session.host = host
         return episode
-
-    def has(self, rollout: RolloutId, attempt: AttemptId | None) -> bool:
-        """Whether the attempt is known, ended or not; without one, whether any of the rollout is open."""
-        if attempt is not None:
-            return episode_id(rollout, attempt) in self._attempts
-        return any(split_episode_id(key)[0] == rollout and not one.is_closing for key, one in self._attempts.items())
-
-    def adopt(self, session: Session) -> bool:
-        """Takes in an attempt that began elsewhere, if there is room for its history."""
-        self._evict(self._attempts, self._config.max_attempts, time.monotonic())
-        self._attempts[session.key] = session
-        if not self.has_room(session):
-            self._forget(self._attempts, session.key, "memory")
-        return session.key in self._attempts
 
     def find(self, caller: Caller) -> Session | None:
         """The session that the claims name; None when they name no rollout of this run.

@@ -7,6 +7,8 @@ unless aborted, and only after its calls are closed. Failure: none; every fault 
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from msgspec.structs import replace
 
@@ -42,6 +44,7 @@ def _unrecordable(outcome: Outcome, why: str) -> Outcome:
         spans_lost=1,
         host=outcome.host,
         calls_closed=outcome.calls_closed,
+        is_gateway_replaced=outcome.is_gateway_replaced,
         rewards=unscored,
     )
 
@@ -59,6 +62,7 @@ def records_of(
         host=outcome.host,
         spans_marked=outcome.spans_exported is not None,
         calls_closed=outcome.calls_closed,
+        gateway_replaced=outcome.is_gateway_replaced,
         rewards_awaited=_awaited(request, outcome),
         duration_s=outcome.duration_s,
         output=output,
@@ -83,21 +87,33 @@ def _awaited(request: RolloutRequest, outcome: Outcome) -> tuple[str, ...]:
 async def perform(
     run: RunAgent, request: RolloutRequest, attempt: str, gateway: GatewayClient, grader: Grader
 ) -> Outcome:
-    """One attempt; ends within its limits and the gateway's and the grader's time-outs."""
+    """One attempt; ends within its limits and the gateway's and the grader's time-outs, or when the process of the
+    gateway at which it began is gone."""
+    began: asyncio.Future[asyncio.Event] = asyncio.get_running_loop().create_future()
 
     async def begin(host: Holder | None) -> None:
-        await gateway.begin(request, attempt, host)
+        replaced = await gateway.begin(request, attempt, host)
+        if not began.done():
+            began.set_result(replaced)
 
+    async def watch() -> None:
+        await (await began).wait()
+
+    agent, watching = asyncio.ensure_future(run(request, attempt, begin)), asyncio.create_task(watch())
+    outcome = Outcome(state=RolloutState.ABORTED)
     try:
-        outcome = await run(request, attempt, begin)
-        try:
-            closed = await gateway.end(request.rollout_id, attempt)
-        except UnavailableError as error:
-            return _aborted(outcome, str(error))
+        await asyncio.wait({agent, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not agent.done():
+            raise UnavailableError("another process of the LLM gateway answers, which does not know this attempt")
+        outcome = agent.result()
+        closed = await gateway.end(request.rollout_id, attempt)
     except UnavailableError as error:
-        return Outcome(state=RolloutState.ABORTED, error=str(error))
+        is_replaced = began.done() and began.result().is_set()
+        return replace(_aborted(outcome, str(error)), is_gateway_replaced=is_replaced)
     finally:
-        gateway.forget(request.rollout_id, attempt)
+        agent.cancel()
+        watching.cancel()
+        await asyncio.wait({agent, watching})
     outcome = replace(outcome, calls_closed=True)
     if closed.fault is not None and outcome.state is not RolloutState.SUCCEEDED:
         outcome = _aborted(outcome, f"its last call was answered {closed.fault} ({outcome.error})")
@@ -117,6 +133,6 @@ async def perform(
 
 def _aborted(outcome: Outcome, error: str) -> Outcome:
     """What was aborted before keeps its own reason."""
-    if outcome.state is RolloutState.ABORTED:
+    if outcome.state is RolloutState.ABORTED and outcome.error:
         return outcome
     return replace(outcome, state=RolloutState.ABORTED, error=error)

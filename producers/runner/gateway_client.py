@@ -1,9 +1,9 @@
 """The runner's side of the LLM gateway: an attempt's begin and end.
 
-In: rollout and attempt. Out: whether it began; the calls it made. A gateway process that was started anew knows no
-attempt: it is told of the open ones again as soon as it answers, with what the first `/begin` told of where their
-records lie. Invariant: every wait is bounded; a gateway that is away is asked again until then; each request bears the
-runner's credential, which no agent has. Failure: UnavailableError, by which the attempt is aborted.
+In: rollout and attempt. Out: whether it began; the calls it made; that another process of the gateway answers, which
+knows none of the attempts that are open. Invariant: every wait is bounded; a gateway that is away is asked again until
+then; each request bears the runner's credential, which no agent has. Failure: UnavailableError, by which the attempt is
+aborted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
@@ -19,8 +18,7 @@ import msgspec
 
 from tracegrad.schemas.credentials import Holder, bearer, credential, runner_holder
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
-from tracegrad.schemas.ids import episode_id, split_episode_id
-from tracegrad.schemas.records.rollouts import AGENT_REWARD, RolloutRequest
+from tracegrad.schemas.records.rollouts import RolloutRequest
 from tracegrad.schemas.retry import retry_async
 
 from .config import RunnerHandles
@@ -28,8 +26,6 @@ from .config import RunnerHandles
 __all__ = ["ClosedCalls", "GatewayClient"]
 
 _FORGOTTEN = (409, 410)
-_WATCH_S = 1.0
-"""How often the gateway is asked which process it is; calls of open attempts wait for no less."""
 _CONNECT_TIMEOUT_S = 5.0
 _BEGIN_TIMEOUT_S = 120.0
 """How long an attempt waits for a gateway that is away before it is aborted."""
@@ -42,23 +38,11 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """By `/begin` and `/health`."""
+class _Process(msgspec.Struct, frozen=True, kw_only=True):
+    """What `/begin` and `/health` tell."""
 
     gateway: str = ""
     """Which process answers."""
-    since: dict[str, int] | None = None
-    """Partition of `llm_calls` -> an offset below which the attempt has no record; None: that is not known."""
-
-
-@dataclass
-class _Open:
-    """An attempt that the gateway, or a later process of it, can be told of again."""
-
-    body: dict[str, Any]
-    """Of `/begin`."""
-    gateway: str
-    """The process that was told of it last."""
 
 
 class ClosedCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,68 +56,54 @@ class ClosedCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayClient:
-    """One per runner; many requests at once. Make it on the event loop that uses it."""
+    """One per runner; many requests at once. Make it on the event loop that uses it.
 
-    def __init__(self, handles: RunnerHandles) -> None:
+    Args:
+        watch_s: how often the gateway is asked which process it is.
+    """
+
+    def __init__(self, handles: RunnerHandles, *, watch_s: float = 1.0) -> None:
         self._handles = handles
+        self._watch_s = watch_s
         # Shorter than the gateway's keep-alive, so that it does not close a connection under a request.
         connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=4.0)
         headers = bearer(credential(handles.key, runner_holder(handles.run_hash)))
         timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
-        self._open: dict[str, _Open] = {}
-        """By episode."""
+        self._replaced: dict[str, asyncio.Event] = {}
+        """A process of the gateway at which attempts began -> set once another one answers."""
         self._watching = asyncio.create_task(self._watch())
 
-    async def begin(self, request: RolloutRequest, attempt: str, host: Holder | None) -> None:
+    async def begin(self, request: RolloutRequest, attempt: str, host: Holder | None) -> asyncio.Event:
         """Tells the gateway what the attempt is for, and in which agent host it runs; None: in a command of its own.
 
-        Raises UnavailableError.
+        Returns what is set once another process of the gateway answers, which does not know the attempt. Raises
+        UnavailableError.
         """
         body: dict[str, Any] = {"policy": request.policy, "purpose": request.purpose.value, "host": host}
         answer = await self._post("begin", request.rollout_id, attempt, body, _BEGIN_TIMEOUT_S)
-        told = _read(answer, _Told)
-        # What an agent says of its own reward lies in the gateway until the end.
-        if told.since is not None and AGENT_REWARD not in request.rewards_awaited:
-            key = episode_id(request.rollout_id, attempt)
-            self._open[key] = _Open({**body, "since": told.since}, told.gateway)
+        return self._replaced.setdefault(_decode(answer, _Process).gateway, asyncio.Event())
 
     async def end(self, rollout: str, attempt: str) -> ClosedCalls:
         """Closes the attempt's calls and tells of them. Raises UnavailableError, also when the gateway forgot it."""
         answer = await self._post("end", rollout, attempt, {}, _END_TIMEOUT_S)
-        known = self._open.get(key := episode_id(rollout, attempt))
-        if answer is None and known is not None:
-            await self._begin_again(key, known)
-            answer = await self._post("end", rollout, attempt, {}, _END_TIMEOUT_S)
-        return _read(answer, ClosedCalls)
-
-    def forget(self, rollout: str, attempt: str) -> None:
-        """Its end was asked for, or it will not be."""
-        self._open.pop(episode_id(rollout, attempt), None)
+        if answer is None:
+            await self._look()
+        return _decode(answer, ClosedCalls)
 
     async def _watch(self) -> None:
-        """Tells of the open attempts again where another process answers."""
         while True:
-            await asyncio.sleep(_WATCH_S)
-            with contextlib.suppress(*_PASSING, msgspec.MsgspecError):
-                async with asyncio.timeout(_CONNECT_TIMEOUT_S), self._session.get(self._url("/health")) as response:
-                    now = msgspec.json.decode(await response.read(), type=_Told).gateway
-                strangers = [(key, known) for key, known in self._open.items() if known.gateway != now]
-                if strangers:
-                    logger.info("another LLM gateway process answers: telling of %d open attempts", len(strangers))
-                    telling = (self._begin_again(key, known) for key, known in strangers)
-                    for (key, known), failure in zip(
-                        strangers, await asyncio.gather(*telling, return_exceptions=True), strict=True
-                    ):
-                        if failure is None:
-                            known.gateway = now
-                        else:
-                            logger.warning("%s: telling of it again in %g s: %s", key, _WATCH_S, failure)
+            await asyncio.sleep(self._watch_s)
+            await self._look()
 
-    async def _begin_again(self, key: str, known: _Open) -> None:
-        """Whether it comes to that is seen by the attempt's calls and its end. Raises UnavailableError."""
-        rollout, attempt = split_episode_id(key)
-        await self._post("begin", rollout, attempt, known.body, _BEGIN_TIMEOUT_S)
+    async def _look(self) -> None:
+        """Asks which process answers; the attempts that began at another one learn that it is gone."""
+        with contextlib.suppress(*_PASSING, msgspec.MsgspecError):
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S), self._session.get(self._url("/health")) as response:
+                now = msgspec.json.decode(await response.read(), type=_Process).gateway
+            for gone in self._replaced.keys() - {now}:
+                logger.info("another LLM gateway process answers: the open attempts are aborted and made again")
+                self._replaced.pop(gone).set()
 
     def _url(self, path: str) -> str:
         return self._handles.llm_url.rstrip("/") + path
@@ -177,10 +147,10 @@ class GatewayClient:
         await self._session.close()
 
 
-def _read(answer: bytes | None, type_: type[T]) -> T:
+def _decode(answer: bytes | None, type_: type[T]) -> T:
     """Raises UnavailableError."""
     if answer is None:
-        raise UnavailableError("the LLM gateway does not know this attempt; it was restarted, and cannot go on with it")
+        raise UnavailableError("the LLM gateway does not know this attempt (was it restarted?)")
     try:
         return msgspec.json.decode(answer, type=type_)
     except msgspec.MsgspecError as error:

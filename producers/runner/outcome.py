@@ -39,6 +39,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     is_host_lost: bool = False
     """Its host ended while it ran there, and nobody knows by whom: not by it if it was waiting for an answer."""
     calls_closed: bool = False
+    is_gateway_replaced: bool = False
+    """Aborted since another process of the LLM gateway answers than the one at which it began."""
     rewards: tuple[Reward, ...] = ()
 
 

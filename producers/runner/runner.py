@@ -219,7 +219,7 @@ class Runner:
     async def _advance(self, active: _Active) -> None:
         """One step towards the final event."""
         request, history = active.request, self._histories.of(active.request)
-        max_attempts = max(request.limits.max_attempts, 1)
+        max_attempts = history.max_attempts(request.limits)
         if history.open_attempts:
             number, attempt = history.open_attempts[0]
             is_last = number + 1 >= max_attempts and history.owners.get(number) == attempt
@@ -241,6 +241,7 @@ class Runner:
                 return
             active.attempt = attempt
             outcome = await perform(run_agent, request, attempt, self._gateway, self._grader)
+            max_attempts = history.max_attempts(request.limits, is_replaced=outcome.is_gateway_replaced)
             is_final = outcome.state is not RolloutState.ABORTED or number + 1 >= max_attempts
             await self._finish(active, attempt, number, outcome, is_final=is_final)
 

@@ -313,7 +313,7 @@ class TaskAdmission:
         if silent_s > limit_s:
             return f"nothing was heard of it for {silent_s:.0f} s"
         history = self.state.histories.of(rollout.request)
-        is_used_up = history.next_number >= rollout.request.limits.max_attempts and not history.open_attempts
+        is_used_up = history.next_number >= history.max_attempts(rollout.request.limits) and not history.open_attempts
         if is_used_up and history.ended and silent_s > _USED_UP_GRACE_S:
             return f"{history.next_number} attempts were aborted, the last one: {history.error}"
         return ""

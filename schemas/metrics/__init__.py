@@ -22,8 +22,6 @@ __all__ = [
     "ATTEMPTS_BEGUN",
     "ATTEMPTS_BEGUN_ELSEWHERE",
     "ATTEMPTS_ENDED",
-    "ATTEMPTS_NOT_REBUILT",
-    "ATTEMPTS_REBUILT",
     "ATTRIBUTES_DROPPED",
     "CALLS",
     "CALLS_CAPTURED",
@@ -239,8 +237,6 @@ FEEDBACK_REFUSED = Counter("feedback_refused", "Pieces of feedback refused, by t
 EVALUATIONS_IGNORED = Counter("evaluations_ignored", "Evaluations in spans and log records without the reward token.")
 AGENT_EVENTS = Counter("agent_events", "Events that agents posted of their attempts.", ("type",))
 ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")
-ATTEMPTS_REBUILT = Counter("attempts_rebuilt", "Attempts of a gateway that was restarted, gone on with.")
-ATTEMPTS_NOT_REBUILT = Counter("attempts_not_rebuilt", "Likewise, those that could not be.", ("reason",))
 ATTEMPTS_BEGUN_ELSEWHERE = Counter("attempts_begun_elsewhere", "Requests of attempts that did not begin here.")
 SPLICES = Counter("splices", "Prompts by how they go on from the call before.", ("kind", "reason"))
 PROMPT_NOTES = Counter(

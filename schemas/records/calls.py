@@ -176,17 +176,10 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     num_choices: int = 1
     """How many answers its request asked for. Of several, each has a record, and only one that the agent went on from,
     or that a reward names, stays in the loss."""
-    number: int = 0
-    """By its start among the attempt's calls, from 1. This and the next four are what a gateway that was restarted
-    rebuilds an open attempt from; only attempts' calls have them. 0: none, as in older records."""
-    asked: bytes = b""
-    """Digest of the conversation that it answers (`splice.conversation_digest` of the gateway)."""
     is_cut: bool = False
-    """The agent saw less than was sampled: a stop string, dropped tool calls."""
+    """The agent saw less than was sampled: a stop string, dropped tool calls. This and the next: of attempts alone."""
     reasoning: str | None = None
-    """What the agent saw of the model's thoughts."""
-    settled: dict[CallId, CallOutcome] = {}
-    """What is known by then of how earlier answers of the attempt went, and may not be on the log yet."""
+    """What the agent saw of the model's thoughts, which graders see too."""
     answers_user: bool = False
     """The request's last message is a user's: with it begins what feedback on the next answers is about."""
     stop_text: str = ""

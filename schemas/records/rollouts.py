@@ -14,6 +14,7 @@ __all__ = [
     "AGENT_REWARD",
     "AGENT_SOURCE",
     "FEEDBACK_SOURCE",
+    "MAX_GATEWAYS",
     "MAX_GIVEN_UP",
     "MAX_OUTPUT",
     "MAX_REWARD",
@@ -45,6 +46,10 @@ MAX_GIVEN_UP = 3
 """Times that a rollout is given up, each as an attempt of its own, before its group counts as lost: an event can be
 lost as the episode was."""
 
+MAX_GATEWAYS = 10
+"""Attempts of a rollout that do not count since the LLM gateway's end aborted them: one that dies by what the rollout
+asks of it would else die for ever."""
+
 MAX_OUTPUT = 16 * 1024
 """Bytes of JSON of what an agent returned that stay on the log, so that it can be graded again."""
 
@@ -71,7 +76,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float = 300.0
     """Wall-clock seconds of one attempt; beyond it the attempt is `truncated`."""
     max_attempts: int = 3
-    """Tries of a rollout whose attempts were aborted by our own faults."""
+    """Tries of a rollout whose attempts were aborted by our own faults; see RolloutEvent.gateway_replaced."""
 
 
 class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +158,9 @@ class RolloutEvent(msgspec.Struct, frozen=True, kw_only=True):
     asked, or it has more than MAX_OUTPUT bytes."""
     output_sha256: str | None = None
     """Of that JSON, where it is longer."""
+    gateway_replaced: bool = False
+    """At the end of an aborted attempt: the process of the LLM gateway at which it began is gone. It does not count
+    against `Limits.max_attempts`, up to MAX_GATEWAYS of a rollout."""
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True):

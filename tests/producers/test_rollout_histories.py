@@ -9,7 +9,14 @@ import msgspec
 
 from tracegrad.producers.rollout_histories import Histories, Members
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import (
+    MAX_GATEWAYS,
+    GroupRef,
+    Limits,
+    RolloutEvent,
+    RolloutRequest,
+    RolloutState,
+)
 
 ROLLOUT = "ab12cd34" + "0" * 20
 REQUEST = RolloutRequest(
@@ -60,6 +67,18 @@ def test_an_aborted_attempt_leaves_room_for_the_next_one() -> None:
     assert histories.of(REQUEST).is_final
     histories.fold(event("bbbb", 1, RolloutState.ABORTED))
     assert histories.of(REQUEST).is_final
+
+
+def test_attempts_that_the_gateways_end_aborted_do_not_count() -> None:
+    """Within a bound of their own: what kills a gateway each time is not asked of it for ever."""
+    histories, limits = Histories("ab12cd34"), Limits(max_attempts=2)
+    for number in range(MAX_GATEWAYS + 5):
+        history = histories.of(REQUEST)
+        assert history.max_attempts(limits) == 2 + min(number, MAX_GATEWAYS)
+        assert history.max_attempts(limits, is_replaced=True) == 2 + min(number + 1, MAX_GATEWAYS)
+        histories.fold(event(f"{number:04x}", number, RolloutState.STARTED))
+        for _ in range(2):
+            histories.fold(event(f"{number:04x}", number, RolloutState.ABORTED, gateway_replaced=True))
 
 
 def test_a_run_of_many_rollouts_keeps_the_open_ones_only() -> None:

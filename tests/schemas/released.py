@@ -305,9 +305,7 @@ WRITTEN = {
     "call-1-c.msgpack": CONTINUED_CALL,
     "call-1-n.msgpack": CHOSEN_CALL,
     "call-1-u.msgpack": ASKED_CALL,
-    "call-1-r.msgpack": msgspec.structs.replace(
-        CALL, number=2, asked=b"asked", is_cut=True, reasoning="even", settled=CALLS_CLOSED.outcomes
-    ),
+    "call-1-r.msgpack": msgspec.structs.replace(CALL, is_cut=True, reasoning="even"),
     "call-1-s.msgpack": msgspec.structs.replace(CALL, is_truncated=False, is_cut=True, stop_text="</code>\n"),
     "calls_closed-1.msgpack": CALLS_CLOSED,
     "call_open-1.msgpack": CALL_OPEN,

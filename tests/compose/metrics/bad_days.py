@@ -126,8 +126,6 @@ DAYS: dict[str, dict[Metric, str]] = {
     },
     "a process that died, or has no room for more": {
         m.PROCESS_RESTARTS: "compose/run/test_supervisor_metrics.py::test_metrics_say_who_runs_and_what_was_restarted",
-        m.ATTEMPTS_REBUILT: "producers/llm_gateway/test_rebuild.py::test_a_conversation_goes_on_token_by_token",
-        m.ATTEMPTS_NOT_REBUILT: "producers/llm_gateway/test_rebuild.py::test_what_the_records_do_not_hold_is_refused",
         m.CALLS_NOT_REMEMBERED: "producers/llm_gateway/test_app.py::test_memory_is_bounded_by_token_ids",
         m.SESSIONS_FORGOTTEN: (
             "producers/llm_gateway/test_identity.py::test_memory_is_bounded_and_the_forgotten_get_409"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -51,10 +51,6 @@ class Rig:
     http: aiohttp.ClientSession
     signed: SignedLog
     """As the gateway has the log."""
-    made: tuple[tuple[str, ...], dict[str, Any]]
-    """The engines' addresses and the settings of the gateway."""
-    since: dict[str, int] = field(default_factory=dict)
-    """What the last `/begin` told, for the next gateway."""
 
     async def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """(status, decoded body); begin and end are asked by the runner, all else by HOST, unless headers say else."""
@@ -68,7 +64,6 @@ class Rig:
         body = {"policy": "policy", "purpose": purpose, "host": HOST, **fields}
         status, answer = await self.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/begin", body)
         assert (status, answer["episode_id"]) == (200, ROLLOUT + attempt), answer
-        self.since = answer["since"]
 
     async def chat(self, messages: Any, *, attempt: str = ATTEMPT, **fields: Any) -> Any:
         """A chat completion of the attempt, which must succeed."""
@@ -108,14 +103,6 @@ class Rig:
         """Appends a manifest to `weights`."""
         publish(self.signed, TOPICS, version, epoch)
 
-    @contextlib.asynccontextmanager
-    async def restarted(self, **settings: Any) -> AsyncIterator[Rig]:
-        """Another gateway process, which knows what is on the log alone; nobody asks this one any more."""
-        urls, made = self.made
-        gateway = Gateway(Parts(*config(*urls, **{**made, **settings}), TOPICS, self.signed, Metrics()))
-        async with serve(gateway.application) as url:
-            yield replace(self, url=url, gateway=gateway)
-
 
 def config(
     *urls: str,
@@ -129,7 +116,6 @@ def config(
 ) -> tuple[LlmConfig, PolicyConfig, LlmHandles]:
     """Settings with waits that a test can afford."""
     waits = {"engine_wait_s": 5.0, "end_wait_s": 2.0, "keep_alive_s": 0.05, "lineage_lag_s": 0.05}
-    waits["begin_again_s"] = 0.05
     engines = tuple(EngineRef(id=f"e{i}", url=url, token=ENGINE_TOKEN) for i, url in enumerate(urls))
     handles = LlmHandles(
         port=port,
@@ -166,7 +152,7 @@ async def rig(
         # Idle connections are dropped before the server does.
         connector = aiohttp.TCPConnector(keepalive_timeout=1)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, headers=by_host()))
-        yield Rig(gateway_url, engine, log, gateway, http, signed, (urls, settings))
+        yield Rig(gateway_url, engine, log, gateway, http, signed)
 
 
 async def until(condition: Any, timeout_s: float = 5.0) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from tests.fake_engine.tokenizer import EOT
 from tests.producers.keys import RUN_HASH
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, Rig, full_prompt, rig
 from tests.producers.llm_gateway.merging import assert_merged, rows_of
-from tests.producers.llm_gateway.test_rebuild import begin_again
 from tests.streams.make import Streams, config, event, reward
 from tests.versions import label
 from tracegrad.schemas.records.rollouts import GroupRef
@@ -153,24 +151,6 @@ async def test_a_group_of_agents_that_stop_at_strings_trains(back: str) -> None:
         assert len(rows) == (1 if back else 2)
         assert sum(int(row.loss_mask.sum()) for row in rows) == sum(call.num_sampled for call in r.calls())
         assert [turn.masked for row in rows for turn in row.turns] == ["", ""]
-
-
-async def goes_on_restarted(r: Rig, go_on: Callable[[Rig], Awaitable[Any]]) -> None:
-    """By a gateway that knows the log alone."""
-    async with r.restarted() as again:
-        assert (await begin_again(again))[0] == 200
-        await go_on(again)
-
-
-async def test_a_restarted_gateway_goes_on_from_it() -> None:
-    """By its record, with the stop string put back."""
-    async with rig() as r:
-        await r.begin()
-        r.engine.replies.extend([Reply(f"{THOUGHT}{STOP}"), Reply("3")])
-        message = (await r.chat(ASK, stop=[STOP]))["choices"][0]["message"]
-        again = {**message, "content": message["content"] + STOP}
-        await goes_on_restarted(r, lambda gateway: gateway.chat([*ASK, again, RESULT], stop=[STOP]))
-        assert [call.splice.kind for call in r.calls()] == ["first", "extended"]
 
 
 @pytest.mark.parametrize("back", ["", STOP], ids=["as sent", "with its stop string"])

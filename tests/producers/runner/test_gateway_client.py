@@ -1,4 +1,4 @@
-"""What the runner tells a gateway process that was started anew."""
+"""What the runner makes of a gateway process that was started anew."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,14 +14,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.producers.keys import HOST, KEY, RUN_HASH
-from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, until
+from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT
 from tests.serving import serve
-from tracegrad.producers.runner import gateway_client
+from tracegrad.producers.runner.attempt import perform, records_of
 from tracegrad.producers.runner.config import RunnerHandles
 from tracegrad.producers.runner.gateway_client import GatewayClient
+from tracegrad.producers.runner.grading import Grader
+from tracegrad.producers.runner.outcome import Begin, Outcome
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.rollouts import AGENT_REWARD, GroupRef, RolloutRequest
+from tracegrad.schemas.records.rollouts import GroupRef, RolloutRequest, RolloutState
 
 REQUEST = RolloutRequest(
     rollout_id=ROLLOUT,
@@ -38,32 +38,19 @@ REQUEST = RolloutRequest(
 
 @dataclass
 class Gateway:
-    """Knows the attempts that it was told of; one that is restarted knows none."""
+    """Knows the attempts that began at it; one that is restarted knows none."""
 
     name: str = "first"
-    since: dict[str, int] | None = field(default_factory=lambda: {"0": 7})
-    can_rebuild: bool = True
-    refusals: int = 0
-    """So many of /begin are refused first."""
     known: set[str] = field(default_factory=set)
-    begun: list[Any] = field(default_factory=list)
-    """Bodies of /begin."""
 
     def restart(self) -> None:
         """Another process."""
         self.name, self.known = "second", set()
 
     async def begin(self, request: Request) -> Response:
-        """Of a process that is new, only with what the first one told."""
-        body = await request.json()
-        self.begun.append(body)
-        if self.refusals:
-            self.refusals -= 1
-            return JSONResponse({}, 400)
-        if self.name == "second" and not (self.can_rebuild and body.get("since") == self.since):
-            return JSONResponse({}, 409)
+        """Of any attempt."""
         self.known.add(request.path_params["attempt"])
-        return JSONResponse({"episode_id": ROLLOUT + ATTEMPT, "gateway": self.name, "since": self.since})
+        return JSONResponse({"episode_id": ROLLOUT + ATTEMPT, "gateway": self.name})
 
     async def end(self, request: Request) -> Response:
         """With one call."""
@@ -76,7 +63,7 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def client_of(gateway: Gateway) -> AsyncIterator[GatewayClient]:
+async def client_of(gateway: Gateway, watch_s: float = 60.0) -> AsyncIterator[GatewayClient]:
     """A runner's, of this gateway."""
     path = "/rollout/{rollout}/attempt/{attempt}"
     routes = [
@@ -85,66 +72,76 @@ async def client_of(gateway: Gateway) -> AsyncIterator[GatewayClient]:
         Route("/health", gateway.health),
     ]
     async with serve(Starlette(routes=routes)) as url:
-        client = GatewayClient(RunnerHandles(run_hash=RUN_HASH, key=KEY, llm_url=url, otlp_endpoint="", log_dir=""))
+        handles = RunnerHandles(run_hash=RUN_HASH, key=KEY, llm_url=url, otlp_endpoint="", log_dir="")
+        client = GatewayClient(handles, watch_s=watch_s)
         try:
             yield client
         finally:
             await client.close()
 
 
-async def test_open_attempts_are_told_again_when_another_process_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, as at the beginning, with where their records begin; those that have ended are not."""
-    monkeypatch.setattr(gateway_client, "_WATCH_S", 0.01)
+async def test_open_attempts_learn_that_another_process_answers() -> None:
+    """All that began at the one that is gone, and no other."""
+    gateway = Gateway()
+    async with client_of(gateway, watch_s=0.01) as client:
+        first = [await client.begin(REQUEST, attempt, HOST) for attempt in (ATTEMPT, "0bad")]
+        assert len((await client.end(ROLLOUT, ATTEMPT)).calls) == 1
+        assert not any(replaced.is_set() for replaced in first)
+        gateway.restart()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(replaced.wait() for replaced in first))
+        assert not (await client.begin(REQUEST, "0c0c", HOST)).is_set()
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+async def test_an_end_that_is_refused_tells_whether_another_process_answers(is_restarted: bool) -> None:
+    """At once, whenever the gateway is asked next; one that only forgot the attempt is the same still."""
     gateway = Gateway()
     async with client_of(gateway) as client:
-        await client.begin(REQUEST, ATTEMPT, HOST)
-        await client.begin(REQUEST, "0bad", HOST)
-        await client.end(ROLLOUT, "0bad")
-        client.forget(ROLLOUT, "0bad")
-        gateway.restart()
-        await until(lambda: len(gateway.begun) == 3)
-        assert gateway.begun[2] == {**gateway.begun[0], "since": {"0": 7}}
-        await asyncio.sleep(0.05)
-        assert len(gateway.begun) == 3 and gateway.known == {ATTEMPT}
-
-
-async def test_an_attempt_that_could_not_be_told_is_told_again_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its next call would be refused though its records are there."""
-    monkeypatch.setattr(gateway_client, "_WATCH_S", 0.01)
-    gateway = Gateway()
-    async with client_of(gateway) as client:
-        await client.begin(REQUEST, ATTEMPT, HOST)
-        gateway.restart()
-        gateway.refusals = 2
-        await until(lambda: gateway.known == {ATTEMPT})
-        assert len(gateway.begun) == 4
-
-
-@pytest.mark.parametrize("can_rebuild", [True, False])
-async def test_an_end_that_comes_first_tells_of_its_attempt(can_rebuild: bool) -> None:
-    """Else the attempt is aborted for a second of waiting; where it cannot be gone on with, it is."""
-    gateway = Gateway(can_rebuild=can_rebuild)
-    async with client_of(gateway) as client:
-        await client.begin(REQUEST, ATTEMPT, HOST)
-        gateway.restart()
-        if can_rebuild:
-            assert len((await client.end(ROLLOUT, ATTEMPT)).calls) == 1
-        else:
-            with pytest.raises(UnavailableError, match="restarted"):
-                await client.end(ROLLOUT, ATTEMPT)
-
-
-@pytest.mark.parametrize("why", ["agents_reward", "unknown_offsets"])
-async def test_what_the_log_does_not_hold_is_not_told_again(why: str) -> None:
-    """What an agent said of its own reward was known to the process that is gone alone."""
-    gateway, request = Gateway(), REQUEST
-    if why == "agents_reward":
-        request = msgspec.structs.replace(request, rewards_awaited=("reward", AGENT_REWARD))
-    else:
-        gateway.since = None
-    async with client_of(gateway) as client:
-        await client.begin(request, ATTEMPT, HOST)
-        gateway.restart()
+        replaced = await client.begin(REQUEST, ATTEMPT, HOST)
+        gateway.restart() if is_restarted else gateway.known.clear()
         with pytest.raises(UnavailableError, match="restarted"):
             await client.end(ROLLOUT, ATTEMPT)
-        assert len(gateway.begun) == 1
+        assert replaced.is_set() is is_restarted
+
+
+class NoGrader(Grader):
+    """Is not asked."""
+
+    def __init__(self) -> None:
+        pass
+
+
+async def test_an_agent_at_a_gateway_that_is_gone_is_stopped() -> None:
+    """Its attempt is aborted, and says why, so that it is made again and not counted."""
+    gateway, stopped = Gateway(), asyncio.Event()
+
+    async def agent(request: RolloutRequest, attempt: str, begin: Begin) -> Outcome:
+        await begin(HOST)
+        gateway.restart()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        raise AssertionError
+
+    async with client_of(gateway, watch_s=0.01) as client, asyncio.timeout(5):
+        outcome = await perform(agent, REQUEST, ATTEMPT, client, NoGrader())
+    assert stopped.is_set() and outcome.is_gateway_replaced and not outcome.calls_closed
+    event, rewards = records_of(REQUEST, ATTEMPT, 0, outcome, is_final=False)
+    assert (event.state, event.gateway_replaced, rewards) == (RolloutState.ABORTED, True, [])
+    assert event.error is not None and "another process" in event.error
+
+
+async def test_an_agent_that_fails_by_a_gateway_that_is_gone_is_not_to_blame() -> None:
+    """It was refused before the runner looked."""
+    gateway = Gateway()
+
+    async def agent(request: RolloutRequest, attempt: str, begin: Begin) -> Outcome:
+        await begin(HOST)
+        gateway.restart()
+        return Outcome(state=RolloutState.FAILED, error="status 409")
+
+    async with client_of(gateway) as client:
+        outcome = await perform(agent, REQUEST, ATTEMPT, client, NoGrader())
+    assert (outcome.state, outcome.is_gateway_replaced) == (RolloutState.ABORTED, True)

@@ -1,8 +1,7 @@
 """The LLM gateway is killed between the calls of running attempts, and during them; real Kafka, hosts and clients.
 
-Eight attempts of three calls each. After their first call the gateway is killed, they make their second while it is
-dead, and it comes back: none is aborted. During the second it is killed again: agents whose client asks again go on in
-the same attempt, the others are made again.
+Eight rollouts of three calls each, of one attempt that counts. The gateway is killed after the first call of all, and
+once more while all sample their second: each attempt that was open is aborted and made again, and none of it counts.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,24 +136,28 @@ def running(rig: Rig, kafka: KafkaLog) -> Iterator[Gateway]:
             gateway.kill()
 
 
-def check_attempt(rig: Rig, rollout: str, attempt: str) -> None:
-    """Three answers, each prompt beginning with all that was sampled before, each told of as delivered."""
-    of_attempt = [call for call in rig.calls(rollout) if getattr(call, "attempt_id", "") == attempt]
+def check_attempts(rig: Rig, rollout: str) -> None:
+    """Every call is of an attempt that began; of the one that was graded all are told of, as one conversation."""
+    events = rig.events(rollout)
+    begun = {event.attempt_id for event in events if event.state is STARTED}
+    assert {event.attempt_id for event in events if event.state.is_end} == begun
+    assert {getattr(call, "attempt_id", "") for call in rig.calls(rollout)} <= begun
+    of_attempt = [call for call in rig.calls(rollout) if getattr(call, "attempt_id", "") == events[-1].attempt_id]
     (closed,) = (call for call in of_attempt if isinstance(call, CallsClosed))
     calls = [call for call in of_attempt if isinstance(call, CallRecord)]
-    assert closed.outcomes.keys() == {call.call_id for call in calls}
-    taken = [call for call in calls if closed.outcomes[call.call_id] is CallOutcome.DELIVERED]
-    assert {*closed.outcomes.values()} <= {CallOutcome.DELIVERED, CallOutcome.SUPERSEDED}
-    assert [call.splice.kind for call in taken] == ["first", "extended", "extended"]
+    assert closed.outcomes == {call.call_id: CallOutcome.DELIVERED for call in calls}
+    assert [call.splice.kind for call in calls] == ["first", "extended", "extended"]
     before: list[int] = []
-    for call in taken:
+    for call in calls:
         prompt = full_prompt(call, calls)
         assert prompt[: len(before)] == before
         before = prompt + ids_from_bytes(call.sampled_ids).tolist()
 
 
-def test_attempts_outlive_a_gateway_that_is_killed(kafka_log: KafkaLog, fresh_topics: Topics, tmp_path: Path) -> None:
-    """Between their calls all do; during a call those whose client asks again; what is left is made again."""
+def test_every_attempt_at_a_gateway_that_is_killed_is_made_again(
+    kafka_log: KafkaLog, fresh_topics: Topics, tmp_path: Path
+) -> None:
+    """Whatever its agent does meanwhile, and though one attempt may count."""
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "grade.py").write_text(GRADE)
     log = SignedLog(kafka_log, KeyRing(RUN_HASH, {RUN_HASH: KEY}), topics=fresh_topics, metrics=Metrics())
@@ -165,34 +167,32 @@ def test_attempts_outlive_a_gateway_that_is_killed(kafka_log: KafkaLog, fresh_to
         agent = AgentConfig(callable="agent.py:solve", cwd=str(tmp_path), env=PLAIN, hosts=2, concurrency=8)
         rig.start_runner(agent, RewardConfig(grader="grade.py:grade"), tmp_path)
         kinds = ["patient"] * 4 + ["hasty"] * 4
-        rollouts = {rig.request(input=f"{kind} {number}", time_s=200.0): kind for number, kind in enumerate(kinds)}
+        rollouts = [
+            rig.request(input=f"{kind} {number}", time_s=200.0, max_attempts=1) for number, kind in enumerate(kinds)
+        ]
 
-        def are_at(number: int, num: int) -> bool:
-            return len(list(tmp_path.glob(f"*.at.{number}"))) >= num
+        def num_asked() -> int:
+            return sum(path == GENERATE for path, _ in rig.engine.requests)
 
-        until(lambda: are_at(0, 8), 120, what="all between their first and second call")
+        def are_all(*states: RolloutState) -> bool:
+            return all(tuple(rig.states(rollout)) == states for rollout in rollouts)
+
+        until(lambda: len(list(tmp_path.glob("*.at.0"))) >= 8, 120, what="all between their first and second call")
         gateway.kill()
-        rig.engine.delay_s = 30.0
-        num_asked = sum(path == GENERATE for path, _ in rig.engine.requests)
-        (tmp_path / "go.0").touch()
-        # Each agent looks twenty times in that time, and asks; the hasty ones ask once.
-        time.sleep(1.0)
         gateway.start()
-        until(
-            lambda: sum(path == GENERATE for path, _ in rig.engine.requests) >= num_asked + 8,
-            120,
-            what="all in their second call",
-        )
-        assert {tuple(rig.states(rollout)) for rollout in rollouts} == {(STARTED,)}
+        until(lambda: are_all(STARTED, ABORTED, STARTED), 120, what="all made again")
+        rig.engine.delay_s = 30.0
+        already = num_asked()
+        (tmp_path / "go.0").touch()
+        until(lambda: num_asked() >= already + 8, 120, what="all in a call")
         gateway.kill()
         rig.engine.delay_s = 0.0
         gateway.start()
         (tmp_path / "go.1").touch()
         (tmp_path / "go.2").touch()
-        for rollout, kind in rollouts.items():
-            final = rig.final(rollout, 150)
-            expected = [STARTED, SUCCEEDED] if kind == "patient" else [STARTED, ABORTED, STARTED, SUCCEEDED]
-            assert rig.states(rollout) == expected
-            assert all(event.calls_closed for event in rig.events(rollout) if event.state.is_end)
-            check_attempt(rig, rollout, final.attempt_id)
+        for rollout in rollouts:
+            rig.final(rollout, 150)
+            assert rig.states(rollout) == [STARTED, ABORTED, STARTED, ABORTED, STARTED, SUCCEEDED]
+            assert [event.gateway_replaced for event in rig.events(rollout)] == [False, True, False, True, False, False]
+            check_attempts(rig, rollout)
             assert rig.rewards(rollout)["reward"].value == 3.0

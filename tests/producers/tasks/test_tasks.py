@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -307,24 +308,22 @@ def test_a_copy_of_what_was_said_is_no_sign_of_life(world: World, monkeypatch: p
 
 
 def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner that died after the last abort, before it could say so."""
+    """A runner that died after the last abort, before it could say so; none by the gateway's end is the last."""
     world.config = msgspec.structs.replace(world.config, max_attempts=1)
     world.start()
     world.ack(0)
     validated(world)
-    request = world.requests(Purpose.TRAIN)[0]
-    for state in (RolloutState.STARTED, RolloutState.ABORTED):
-        event = RolloutEvent(
-            rollout_id=request.rollout_id, attempt_id="aaaa", attempt_number=0, state=state, error="engine",
-            group=request.group, task_id="", policy="policy", purpose=Purpose.TRAIN,
-        )  # fmt: skip
-        world.append(Topic.ROLLOUT_EVENTS, request.rollout_id, ROLLOUT_EVENTS.encode(event))
+    request, again, *_ = world.requests(Purpose.TRAIN)
+    for asked, state in product((request, again), (RolloutState.STARTED, RolloutState.ABORTED)):
+        event = event_of(asked, "aaaa", 0, state, error="engine")
+        event = msgspec.structs.replace(event, gateway_replaced=asked is again and state.is_end)
+        world.append(Topic.ROLLOUT_EVENTS, asked.rollout_id, ROLLOUT_EVENTS.encode(event))
     world.turn()
-    assert request.rollout_id in world.admission.state.open
+    assert {request.rollout_id, again.rollout_id} <= world.admission.state.open.keys()
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 100.0)
     world.turn()
-    assert request.rollout_id not in world.admission.state.open
+    assert request.rollout_id not in world.admission.state.open and again.rollout_id in world.admission.state.open
     last = ROLLOUT_EVENTS.decode(world.log.records(TOPICS.name(Topic.ROLLOUT_EVENTS))[-1].value)
     assert (last.state, last.is_final, last.rollout_id) == (RolloutState.GIVEN_UP, True, request.rollout_id)
     assert last.error == "1 attempts were aborted, the last one: engine"

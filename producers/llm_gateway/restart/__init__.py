@@ -1,1 +1,0 @@
-"""How a gateway goes on with the attempts that another process of it left open."""
