@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tracegrad.consumers.views.processes import process_lines, process_rows
+from tracegrad.consumers.views.processes import process_lines
 from tracegrad.consumers.views.progress import glance_lines
 from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_of
 from tracegrad.consumers.views.run_state import RunState
@@ -123,7 +123,7 @@ def _screen(wiring: Wiring, state: RunState, results: Results | None, now_ms: in
     if results is not None and (results.steps or results.held_out):
         steps, served = wiring.settings.trainer.steps, {ack.engine_id: ack.version for ack in state.serving}
         lines += glance_lines(results, steps=steps, served=served, width=width, is_ascii=is_ascii)
-    return [*lines, *(process_rows(state, now_ms, width) if is_short else process_lines(state, now_ms))]
+    return [*lines, *process_lines(state, now_ms, width if is_short else None)]
 
 
 def _written(wiring: Wiring) -> Results | None:

@@ -165,7 +165,7 @@ class RichShow(Show):
             self._doing, self._begun_s = event.text.rstrip("."), time.monotonic()
             return
         if self._progress is not None:
-            self._progress.take(event)
+            self._progress.add_event(event)
             if event.step is not None:
                 self._doing = ""
         if event.step is None or self._progress is None or self._is_verbose:

@@ -6,22 +6,19 @@ its folder; a sum is green only when both sides were counted apart. Failure: non
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tracegrad.schemas.metrics import Gauge, declared
-from tracegrad.schemas.records.process_status import ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import REGISTRY, Topic
 
+from ..views.processes import process_rows
 from .board import Ask, Board, TopicCount
 from .view import View
 
-__all__ = ["VIEW", "Process", "Sum", "sums_of"]
+__all__ = ["VIEW", "Sum", "sums_of"]
 
 ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
     (
@@ -46,19 +43,6 @@ ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
 )
 """The house: room, first words of its processes' names, topics that it writes. As README's figure has them."""
 _PUBLIC = {spec.topic for spec in REGISTRY if spec.public}
-
-
-class Process(NamedTuple):
-    """One of the run's processes."""
-
-    name: str
-    state: str
-    pid: int | None
-    num_restarts: int
-    why: str
-    """How it ended last."""
-    counted: list[str]
-    """What it did since its start."""
 
 
 class Sum(NamedTuple):
@@ -96,7 +80,7 @@ def model(board: Board, _ask: Ask) -> dict[str, Any]:
     targets = board.targets() if board.about.is_live else ()
     with board.lock:
         state, counts = board.state, board.counts
-        processes = processes_of(state.supervised.values(), state.reports.values(), is_live=board.about.is_live)
+        processes = list(process_rows(state, is_live=board.about.is_live))
         newest = state.newest_step
         dead = counts.get(Topic.DEAD_LETTERS)
         return {
@@ -116,30 +100,6 @@ def model(board: Board, _ask: Ask) -> dict[str, Any]:
             "audited": [] if audited is None or board.about.is_live else _audited_sums(audited),
             "num_missing": audited.num_missing if audited else 0,
         }
-
-
-def processes_of(
-    supervised: Iterable[SupervisedProcess], reports: Iterable[ProcessReport], *, is_live: bool
-) -> list[Process]:
-    """By name; of a run that has ended none runs, whatever its last word was."""
-    told, counted = {one.process: one for one in supervised}, {one.process: one for one in reports}
-    found = []
-    for name in sorted({*told, *counted}):
-        one, report = told.get(name), counted.get(name)
-        state = one.state.value if one else "running"
-        if report and one and one.pid is not None and one.pid != report.pid:
-            report = None  # of a predecessor that died
-        found.append(
-            Process(
-                name=name,
-                state=state if is_live or state != "running" else "ended",
-                pid=one.pid if one and is_live else None,
-                num_restarts=one.num_restarts if one else 0,
-                why=one.why if one else "",
-                counted=_counted(report, is_live=is_live) if report else [],
-            )
-        )
-    return found
 
 
 def sums_of(newest: TrainingStep | None, transitions: TopicCount | None, begin: int) -> list[Sum]:
@@ -171,18 +131,6 @@ def _audited_sums(audited: Audited) -> list[Sum]:
 
 def _is_of(process: str, names: tuple[str, ...]) -> bool:
     return any(process == name or process.startswith(f"{name}-") for name in names)
-
-
-def _counted(report: ProcessReport, *, is_live: bool) -> list[str]:
-    """Of a process that has ended nothing is open or to come: what it counted, not what it measured last."""
-    words = []
-    for metric in declared():
-        if isinstance(metric, Gauge) and not is_live:
-            continue
-        values = [value for series, value in report.counters.items() if series.partition("{")[0] == metric.name]
-        if metric.terminal and values:
-            words.append(f"{math.fsum(values):,.0f} {metric.terminal}")
-    return words
 
 
 VIEW = View("system", "System", "system.html", model)

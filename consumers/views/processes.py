@@ -1,6 +1,7 @@
-"""The lines that a terminal shows of a run's processes: each with how it is, why it ended last, and what it counted.
+"""A run's processes: how each is, why it ended last, and what it counted.
 
-In: `RunState`. Out: text. Pure. Failure: none; a process that never reported has no counts.
+In: `RunState`. Out: a `ProcessRow` each, for the page, and the lines of a terminal. Pure. Failure: none; a process that
+never reported has no counts.
 """
 
 from __future__ import annotations
@@ -9,74 +10,82 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tracegrad.schemas.metrics import declared
+from tracegrad.schemas.metrics import Gauge, declared
 from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.text import one_line
 
 from .run_state import RunState
 
-__all__ = ["process_lines", "process_rows"]
+__all__ = ["ProcessRow", "process_lines", "process_rows"]
 
 _SILENT_S = 10.0
 """A process reports every 2 s."""
 
 
-class _Row(NamedTuple):
+class ProcessRow(NamedTuple):
     """A process now, or its end."""
 
     name: str
     state: str
     pid: int | None
-    up_s: int
-    restarts: str
+    since_ms: int
+    num_restarts: int
     why: str
     """Why it ended last; empty: it never did."""
-    counted: str
+    counted: list[str]
+    """What it did since its start."""
+    at_ms: int | None
+    """When it said so; None: it never did."""
 
 
-def _rows(state: RunState, now_ms: int) -> Iterator[_Row]:
+def process_rows(state: RunState, *, is_live: bool = True) -> Iterator[ProcessRow]:
+    """By name; of a run that has ended none runs, whatever its last word was."""
     for name in sorted({*state.supervised, *state.reports}):
         told, report = state.supervised.get(name), state.reports.get(name)
-        if told and report and told.pid != report.pid:
+        if told and report and told.pid != report.pid and (is_live or told.pid is not None):
             report = None  # of a predecessor that died
-        pid = told.pid if told else report.pid if report else None
-        since_ms = told.since_ms if told else report.since_ms if report else 0
-        yield _Row(
+        one = told or report
+        word = told.state.value if told else "running"
+        yield ProcessRow(
             name=name,
-            state=told.state if told else "running",
-            pid=pid,
-            up_s=max(0, now_ms - since_ms) // 1000 if pid else 0,
-            restarts=f", {told.num_restarts} restarts" if told and told.num_restarts else "",
+            state=word if is_live or word != "running" else "ended",
+            pid=one.pid if one and is_live else None,
+            since_ms=one.since_ms if one else 0,
+            num_restarts=told.num_restarts if told else 0,
             why=told.why if told else "",
-            counted=_counted(report, now_ms) if report else "",
+            counted=_counted(report, is_live=is_live) if report else [],
+            at_ms=report.at_ms if report else None,
         )
 
 
-def process_lines(state: RunState, now_ms: int) -> list[str]:
-    """Each process, why it ended last, and what it counted since its start."""
-    lines = []
-    for row in _rows(state, now_ms):
-        lines.append(f"{row.name:24} {row.state:8} pid {row.pid or '-':>7}  {row.up_s:6d} s{row.restarts}")
-        lines += ["  " + text for text in (row.why, row.counted) if text]
-    return lines
-
-
-def process_rows(state: RunState, now_ms: int, width: int) -> list[str]:
-    """Each process in one row that is no wider: of one that has died why, of any other what it counted."""
-    lines = []
-    for row in _rows(state, now_ms):
-        said = row.why if row.why and (row.pid is None or not row.counted) else row.counted
-        text = f"{one_line(row.name):20} {row.state:8} {row.up_s:6d} s{row.restarts}  {one_line(said)}".rstrip()
-        lines.append(text if len(text) <= width else text[: max(0, width - 3)] + "...")
-    return lines
-
-
-def _counted(report: ProcessReport, now_ms: int) -> str:
-    """Every metric that its declaration wants on the terminal, summed over its labels."""
+def _counted(report: ProcessReport, *, is_live: bool) -> list[str]:
+    """Every metric that its declaration wants on the terminal, summed over its labels. Of a process that has ended
+    nothing is open or to come: what it counted, not what it measured last."""
     words = []
     for metric in declared():
+        if isinstance(metric, Gauge) and not is_live:
+            continue
         values = [value for series, value in report.counters.items() if series.partition("{")[0] == metric.name]
         if metric.terminal and values:
-            words.append(f"{math.fsum(values):g} {metric.terminal}")
-    silent_s = (now_ms - report.at_ms) / 1000
-    return ", ".join([*words, *([f"silent for {silent_s:.0f} s"] if silent_s > _SILENT_S else [])])
+            words.append(f"{math.fsum(values):,.0f} {metric.terminal}")
+    return words
+
+
+def process_lines(state: RunState, now_ms: int, width: int | None = None) -> list[str]:
+    """Each process, why it ended last, and what it counted since its start; by `width` in one row that is no wider: of
+    one that has died why, of any other what it counted."""
+    lines = []
+    for row in process_rows(state):
+        up_s = max(0, now_ms - row.since_ms) // 1000 if row.pid else 0
+        restarts = f", {row.num_restarts} restarts" if row.num_restarts else ""
+        silent_s = (now_ms - row.at_ms) / 1000 if row.pid and row.at_ms is not None else 0.0
+        silence = [f"silent for {silent_s:.0f} s"] if silent_s > _SILENT_S else []
+        counted = ", ".join([*row.counted, *silence])
+        if width is None:
+            lines.append(f"{row.name:24} {row.state:8} pid {row.pid or '-':>7}  {up_s:6d} s{restarts}")
+            lines += ["  " + text for text in (row.why, counted) if text]
+            continue
+        said = row.why if row.why and (row.pid is None or not counted) else counted
+        text = f"{one_line(row.name):20} {row.state:8} {up_s:6d} s{restarts}  {one_line(said)}".rstrip()
+        lines.append(text if len(text) <= width else text[: max(0, width - 3)] + "...")
+    return lines

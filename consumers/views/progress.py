@@ -1,8 +1,8 @@
-"""How far a training run is, as a person sees it at a glance: a bar with the time left, the reward as a sparkline, the
-held-out score before training and now; and the words around it, at the beginning and at the end.
+"""How far a training run is, as a person sees it at a glance: the step with the time left, the reward as a sparkline,
+the held-out score before training and now; and the words around it, at the beginning and at the end.
 
-In: the events of `StepLines`, and what was asked for. Out: lines, none wider than the terminal. Invariant: bounded, by
-the last 20,000 rewards. Failure: none; what is not known yet is left out.
+In: the events of `StepLines` of a live run, `Results` of any. Out: lines, none wider than the terminal. Invariant:
+bounded, by the last 20,000 rewards. Failure: none; what is not known yet is left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from .held_out import HeldOut, held_out_text
 from .results import Results
@@ -18,7 +18,6 @@ from .terminal import Event, StepLine
 
 __all__ = [
     "Progress",
-    "bar",
     "duration",
     "glance_lines",
     "last_steps",
@@ -34,7 +33,7 @@ _REWARDS = 20_000
 _PACE = 20
 """Steps by whose median the time left is told: one slow step, such as with a held-out pass, moves it little."""
 _MIN_PACE = 2
-MAX_SPARK = 60
+_MAX_SPARK = 60
 
 
 def sparkline(values: Sequence[float | None], width: int, *, is_ascii: bool = False) -> str:
@@ -53,13 +52,6 @@ def sparkline(values: Sequence[float | None], width: int, *, is_ascii: bool = Fa
         level = (sum(found) / len(found) - low) / (high - low) if found else -1.0
         cells.append(levels[min(len(levels) - 1, int(level * len(levels)))] if found else " ")
     return "".join(cells)
-
-
-def bar(share: float, width: int) -> str:
-    """`[####----]`, of so many characters."""
-    inner = max(0, width - 2)
-    full = round(inner * min(1.0, max(0.0, share)))
-    return f"[{'#' * full}{'-' * (inner - full)}]" if inner else ""
 
 
 def duration(seconds: float) -> str:
@@ -117,17 +109,32 @@ def glance_lines(
         steps: that it is asked for.
         served: engine -> the version that it acknowledged last.
     """
-    lines = []
-    if results.steps:
-        lines.append(f"step {results.steps} of {steps}, version {results.version}")
-        rewards = results.curves.get("reward", [])
-        last = "-" if results.reward_last_ten is None else f"{results.reward_last_ten:.3f}"
-        head = f"reward {last} ({last_steps(results.steps)}) "
-        lines.append(head + sparkline(rewards, min(MAX_SPARK, width - len(head)), is_ascii=is_ascii))
-    lines += [f"held-out before: {held_out_text(results.before)}"] if results.before is not None else []
-    lines += [f"held-out now:    {held_out_text(results.after)}"] if results.after is not None else []
+    where = f"step {results.steps} of {steps}, version {results.version}" if results.steps else ""
+    rewards = results.curves.get("reward", [])
+    lines = _lines(where, rewards, results.before, results.after, width=width, is_ascii=is_ascii)
     if served:
-        lines.append("served: " + ", ".join(f"version {version} by {id_}" for id_, version in sorted(served.items())))
+        told = ", ".join(f"version {version} by {id_}" for id_, version in sorted(served.items()))
+        lines.append(f"served: {told}"[:width])
+    return lines
+
+
+def _lines(
+    where: str,
+    rewards: Sequence[float | None],
+    before: HeldOut | None,
+    after: HeldOut | None,
+    *,
+    width: int,
+    is_ascii: bool,
+) -> list[str]:
+    """Of what is known."""
+    lines = []
+    if where:
+        last = [reward for reward in rewards[-10:] if reward is not None]
+        head = f"reward {f'{fmean(last):.3f}' if last else '-'} ({last_steps(len(rewards))}) "
+        lines += [where, head + sparkline(rewards, min(_MAX_SPARK, width - len(head)), is_ascii=is_ascii)]
+    lines += [f"held-out before: {held_out_text(before)}"] if before is not None else []
+    lines += [f"held-out now:    {held_out_text(after)}"] if after is not None else []
     return [line[:width] for line in lines]
 
 
@@ -140,13 +147,13 @@ class Progress:
         self._line: StepLine | None = None
         self._rewards: deque[float | None] = deque(maxlen=_REWARDS)
         self._pace: deque[float] = deque(maxlen=_PACE)
-        self._first: HeldOut | None = None
-        self._last: HeldOut | None = None
+        self._passes: list[HeldOut] = []
+        """The first, and the last where it is another."""
 
-    def take(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """What happened."""
         if event.held_out is not None:
-            self._first, self._last = self._first or event.held_out, event.held_out
+            self._passes = [*self._passes[:1], event.held_out]
         if event.step is not None:
             if self._line is not None:
                 self._pace.append(event.step.seconds)
@@ -161,27 +168,8 @@ class Progress:
         return max(0, self._steps - self._line.step) * median(self._pace)
 
     def lines(self, width: int, *, is_ascii: bool = False) -> list[str]:
-        """Bar, sparkline, figures; each at most so wide. Empty before the first step."""
-        line = self._line
-        if line is None:
-            return [self._held_out()[:width]] if self._first is not None else []
-        left = "" if self.left_s is None else "done" if not self.left_s else f"{duration(self.left_s)} left"
-        head, tail = f"step {line.step} of {self._steps} ", f" {left}" if left else ""
-        first = head + bar(line.step / self._steps, min(MAX_SPARK, width - len(head) - len(tail))) + tail
-        reward = f"reward {'-' if line.reward is None else format(line.reward, '.2f')} "
-        spark = sparkline(list(self._rewards), min(MAX_SPARK, width - len(reward)), is_ascii=is_ascii)
-        figures = [self._held_out(), f"version {line.version}"]
-        figures += [] if line.tool_success is None else [f"tools ok {line.tool_success:.0%}"]
-        figures += [f"{line.open_episodes} episodes open", f"{line.waiting_groups} groups wait"]
-        third = ""
-        for figure in filter(None, figures):
-            joined = f"{third}, {figure}" if third else figure
-            third = joined if len(joined) <= width else third
-        return [text[:width] for text in (first, reward + spark, third)]
-
-    def _held_out(self) -> str:
-        scores = [one.mean for one in (self._first, self._last) if one is not None]
-        told = [f"{mean:.2f}" for mean in scores if mean is not None]
-        if not told:
-            return ""
-        return f"held-out {told[0]} before" + (f", {told[-1]} now" if self._last is not self._first else "")
+        """As `glance_lines`, with the time left. Empty before the first score or step."""
+        where = f"step {self._line.step} of {self._steps}, version {self._line.version}" if self._line else ""
+        where += f", {duration(self.left_s)} left" if self.left_s else ""
+        before, after = (*self._passes, None, None)[:2]
+        return _lines(where, list(self._rewards), before, after, width=width, is_ascii=is_ascii)

@@ -99,7 +99,8 @@ def on_terminal(**environ: str) -> str:
 def test_a_terminal_shows_how_far_the_run_is_below_what_happens() -> None:
     """In place of a line a step; gone when the run is, with the cursor back."""
     sent = on_terminal()
-    assert "step 3 of 10 [####" in sent and "reward 0.30 \u2581\u2582\u2583" in sent and "held-out 0.25 before" in sent
+    assert "step 3 of 10, version 3, 42 s left" in sent and "reward 0.200 (all 3) \u2581\u2582\u2583" in sent
+    assert "held-out before: 0.250" in sent
     assert "The trainer waits for rollouts, 0 s" in sent
     assert re.search(r"(\n|\x1b\[2K)a broker is away *\r\n", sent), "a warning has a line of its own"
     assert "staleness" not in sent and sent.index("about it") < sent.index("step 3")

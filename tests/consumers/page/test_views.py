@@ -24,12 +24,11 @@ from tracegrad.consumers.page.board import Ask, Board, TopicCount
 from tracegrad.consumers.page.data import last_records, snippet
 from tracegrad.consumers.page.reading import FOLDED, Reading
 from tracegrad.consumers.page.run import now_of, pays_most
-from tracegrad.consumers.page.system import Sum, model, processes_of, sums_of
+from tracegrad.consumers.page.system import Sum, model, sums_of
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
-from tracegrad.schemas.metrics import CALLS, LAG
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessState, SupervisedProcess
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessState, SupervisedProcess
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, GroupRef, RolloutEvent, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
@@ -90,19 +89,6 @@ def test_accounts_are_green_only_when_they_add_up() -> None:
     wrong = replace(newest, accounting=replace(accounting, trained=4))
     assert not sums_of(wrong, None, begin=0)[0].holds
     assert sums_of(None, on_topic, begin=0) == []
-
-
-def test_what_a_process_that_died_had_counted_is_not_its_successors() -> None:
-    """And of a run that has ended nothing runs, whatever was said last."""
-    told = SupervisedProcess(process="llm", state=ProcessState.RUNNING, pid=2, num_restarts=1, why="exit status 1")
-    report = ProcessReport(process="llm", pid=1, since_ms=0, at_ms=0, counters={"calls": 3.0})
-    (live,) = processes_of([told], [report], is_live=True)
-    assert (live.state, live.pid, live.num_restarts, live.why, live.counted) == ("running", 2, 1, "exit status 1", [])
-    counters = {CALLS.name: 3.0, LAG.name: 4.0}
-    last = ProcessReport(process="llm", pid=2, since_ms=0, at_ms=0, counters=counters)
-    (ended,) = processes_of([told], [last], is_live=False)
-    assert (ended.state, ended.pid, ended.counted) == ("ended", None, ["3 calls"]), "nothing is to come any more"
-    assert processes_of([told], [last], is_live=True)[0].counted == ["4 to come", "3 calls"]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"calls": 1}', "[]", "\xff"])

@@ -1,4 +1,4 @@
-"""How far a run is, at a glance: the bar, the sparkline, the time left, and what stands around them."""
+"""How far a run is, at a glance: the sparkline, the time left, and what stands around them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from tests.consumers.views.folding import fold_all, new_state
 from tests.streams.make import TOPICS
 from tests.versions import held_out
 from tracegrad.consumers.views.held_out import held_out_of
-from tracegrad.consumers.views.processes import process_rows
+from tracegrad.consumers.views.processes import ProcessRow, process_lines, process_rows
 from tracegrad.consumers.views.progress import (
     Progress,
-    bar,
     duration,
     glance_lines,
     next_lines,
@@ -27,6 +26,7 @@ from tracegrad.consumers.views.progress import (
 from tracegrad.consumers.views.results import results_of
 from tracegrad.consumers.views.terminal import Event, StepLine
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import CALLS, LAG
 from tracegrad.schemas.records.process_status import (
     PROCESS_STATUS,
     ProcessReport,
@@ -79,28 +79,29 @@ def test_a_sparkline_is_never_wider_than_asked(values: list[float | None], width
 def test_no_line_is_wider_than_the_terminal(rewards: list[float | None], width: int) -> None:
     """However narrow that is."""
     progress = Progress(30)
-    progress.take(scored(0, 0.0, 0))
+    progress.add_event(scored(0, 0.0, 0))
     for number, reward in enumerate(rewards, 1):
-        progress.take(step(number, reward))
+        progress.add_event(step(number, reward))
     assert max(map(len, progress.lines(width))) <= width
 
 
-def test_the_lines_tell_bar_curve_figures_and_the_time_left() -> None:
+def test_the_lines_tell_step_curve_scores_and_the_time_left() -> None:
     """By the median step; before the first one nothing but the held-out score."""
     progress = Progress(10)
     assert progress.lines(79) == [] and progress.left_s is None
-    progress.take(scored(0, 0.0, 0))
-    assert progress.lines(79) == ["held-out 0.00 before"]
+    progress.add_event(scored(0, 0.0, 0))
+    (only,) = progress.lines(79)
+    assert only.startswith("held-out before: 0.000 (95% ")
     for number, seconds in ((1, 90.0), (2, 6.0), (3, 60.0), (4, 6.0)):
-        progress.take(step(number, number / 4, seconds=seconds))
-    progress.take(scored(1, 0.79, 4))
-    first, second, third = progress.lines(79, is_ascii=True)
-    assert first.startswith("step 4 of 10 [####") and first.endswith("] 36 s left")
-    assert second == "reward 1.00 -+#@"
-    assert third == "held-out 0.00 before, 0.79 now, version 4, tools ok 90%, 4 episodes open"
-    assert progress.lines(40, is_ascii=True)[2] == "held-out 0.00 before, 0.79 now"
-    progress.take(step(10))
-    assert progress.lines(79)[0].endswith("] done")
+        progress.add_event(step(number, number / 4, seconds=seconds))
+    progress.add_event(scored(1, 0.5, 2))
+    progress.add_event(scored(2, 0.75, 4))
+    first, second, third, fourth = progress.lines(79, is_ascii=True)
+    assert first == "step 4 of 10, version 4, 36 s left"
+    assert second == "reward 0.625 (all 4) -+#@"
+    assert third.startswith("held-out before: 0.000") and fourth.startswith("held-out now:    0.750")
+    progress.add_event(step(10))
+    assert progress.lines(79)[0] == "step 10 of 10, version 10"
 
 
 def test_a_glance_tells_step_reward_held_out_and_who_serves() -> None:
@@ -127,10 +128,33 @@ def test_a_process_is_one_row_that_fits() -> None:
     for offset, one in enumerate(told):
         value = PROCESS_STATUS.encode(one)
         state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=value), 0.0)
-    dead, alive = process_rows(state, 9_000, 77)
+    dead, alive = process_lines(state, 9_000, 77)
     assert dead.split() == ["llm", "waiting", "0", "s,", "2", "restarts", "killed\\nby", "SIGKILL"]
     assert alive.split() == ["trainer", "running", "8", "s", "12", "steps"]
-    assert [len(row) for row in process_rows(state, 9_000, 30)] == [30, 30]
+    assert [len(row) for row in process_lines(state, 9_000, 30)] == [30, 30]
+
+
+def row_of(*told: ProcessStatus, is_live: bool) -> ProcessRow:
+    """Of one process."""
+    state, name = new_state(), TOPICS.name(Topic.PROCESS_STATUS)
+    for offset, one in enumerate(told):
+        value = PROCESS_STATUS.encode(one)
+        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=value), 0.0)
+    (row,) = process_rows(state, is_live=is_live)
+    return row
+
+
+def test_what_a_process_that_died_had_counted_is_not_its_successors() -> None:
+    """And of a run that has ended nothing runs, whatever was said last."""
+    told = SupervisedProcess(process="llm", state=ProcessState.RUNNING, pid=2, num_restarts=1, why="exit status 1")
+    report = ProcessReport(process="llm", pid=1, since_ms=0, at_ms=0, counters={"calls": 3.0})
+    live = row_of(told, report, is_live=True)
+    assert (live.state, live.pid, live.num_restarts, live.why, live.counted) == ("running", 2, 1, "exit status 1", [])
+    counters = {CALLS.name: 3.0, LAG.name: 4.0}
+    last = ProcessReport(process="llm", pid=2, since_ms=0, at_ms=0, counters=counters)
+    ended = row_of(told, last, is_live=False)
+    assert (ended.state, ended.pid, ended.counted) == ("ended", None, ["3 calls"]), "nothing is to come any more"
+    assert row_of(told, last, is_live=True).counted == ["4 to come", "3 calls"]
 
 
 @pytest.mark.parametrize(
@@ -139,12 +163,6 @@ def test_a_process_is_one_row_that_fits() -> None:
 def test_a_time_is_said_as_people_say_it(seconds: float, said: str) -> None:
     """Not more exactly than it is known."""
     assert duration(seconds) == said
-
-
-def test_a_bar_has_its_width() -> None:
-    """Also where there is no room, and beyond its end."""
-    assert [bar(share, 6) for share in (0, 0.5, 2)] == ["[----]", "[##--]", "[####]"]
-    assert bar(0.5, 2) == bar(0.5, -4) == ""
 
 
 def test_the_two_numbers_are_told_apart_in_a_line() -> None:
