@@ -30,7 +30,7 @@ from statistics import fmean, stdev
 import msgspec
 
 from tracegrad.compose.run.demo import CALCULATOR
-from tracegrad.consumers.views.chart import running_mean
+from tracegrad.consumers.page.charts import running_mean
 from tracegrad.consumers.views.results import HeldOut, Results
 
 _TRACEGRAD = Path(sys.executable).with_name("tracegrad")

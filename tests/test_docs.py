@@ -36,7 +36,6 @@ MADE = {
     "key.json",
     "results.json",
     "audit.json",
-    "chart.svg",
     "run.json",
     "replay.json",
     "grades.jsonl",

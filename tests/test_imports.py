@@ -50,7 +50,7 @@ ALONE = {"trainer/algorithm/": {"torch", "msgspec", "tracegrad.schemas.errors", 
 """Folder -> all that it imports besides itself and Python's own library, so that its formulas can be read alone; a
 recipe is a section of the settings."""
 LIGHT_ROOMS = ("schemas", "producers", "streams", "consumers")
-SLOW = {"numpy", "pyarrow", "matplotlib", "starlette", "uvicorn", "faust"}
+SLOW = {"numpy", "pyarrow", "starlette", "uvicorn", "faust"}
 """A command that shows or starts something does not wait for these."""
 HEAVY = {"torch", "transformers", "peft", "vllm", "safetensors", "confluent_kafka"}
 

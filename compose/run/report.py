@@ -1,6 +1,6 @@
 """The end of a training run: what was learnt, and what became of every call, episode and group.
 
-In: a run whose broker still answers. Out: lines for people, results.json, chart.svg and audit.json in the run's
+In: a run whose broker still answers. Out: lines for people, results.json and audit.json in the run's
 `results/`, and whether the checks passed; `tell_results` is the first part of it, for a run that a person ends.
 Invariant: True only if every id is accounted for. `account` also answers `tracegrad audit`. Failure: UnavailableError.
 """
@@ -14,7 +14,6 @@ import msgspec
 
 from tracegrad.consumers.audit.account import Report, Unit, audit
 from tracegrad.consumers.engine.weight_sync import verify_version
-from tracegrad.consumers.views.chart import draw
 from tracegrad.consumers.views.held_out import held_out_text
 from tracegrad.consumers.views.progress import last_steps
 from tracegrad.consumers.views.results import RESULTS_TOPICS, Best, Results, results_of
@@ -24,7 +23,6 @@ from tracegrad.schemas.log.follow import PATIENCE_S
 from tracegrad.schemas.records.versions import parse_label
 from tracegrad.schemas.records.weights import VersionManifest
 
-from ..files import write_atomically
 from ..run_files import write_record
 from .run_dir import AUDIT
 from .session import run_state
@@ -49,13 +47,13 @@ def make_report(wiring: Wiring, show: Show) -> bool:
     show.result(
         "files",
         {"results": str(folder), "model": model},
-        [f"results and chart: {folder}", f"model: {model or 'none was published'}"],
+        [f"results: {folder}", f"model: {model or 'none was published'}"],
     )
     return report.is_complete
 
 
 def tell_results(wiring: Wiring, show: Show) -> None:
-    """Results and chart of what there is, while the processes run; waits for a few seconds at most."""
+    """Results of what there is, while the processes run; waits for a few seconds at most."""
     try:
         _make_results(wiring, show, patience_s=_LAST_WORDS_S)
     except UnavailableError as error:
@@ -67,7 +65,6 @@ def _make_results(wiring: Wiring, show: Show, *, patience_s: float) -> None:
     fold_present(wiring.log(), wiring.topics, state, RESULTS_TOPICS, patience_s=patience_s)
     results = results_of(state, run=wiring.record.name)
     write_record(folder / "results.json", results)
-    write_atomically(folder / "chart.svg", draw(results).encode())
     _show_results(results, show)
 
 

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import msgspec
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from tracegrad.schemas.records.training import TrainingStep
 
-from ..views.chart import running_mean
 from ..views.held_out import HeldOut
 
-__all__ = ["Chart", "Charts", "Series", "alarm_spells", "charts_of"]
+__all__ = ["Chart", "Charts", "Series", "alarm_spells", "charts_of", "running_mean"]
 
 _POINTS = 1_000
 _SMOOTH = 10
@@ -63,6 +64,17 @@ class Charts(msgspec.Struct, frozen=True, kw_only=True):
     charts: list[Chart]
     alarms: dict[str, list[int]] = {}
     """Name -> the steps at which it began to hold."""
+
+
+def running_mean(values: Values, window: int) -> list[float]:
+    """Mean of the last `window` values that are there, at each place; NaN where none is."""
+    if not values:
+        return []
+    windows = sliding_window_view(np.array([*[None] * (window - 1), *values], dtype=float), window)
+    num_there = np.isfinite(windows).sum(axis=1)
+    nowhere = np.full(len(values), np.nan)
+    means: list[float] = np.divide(np.nansum(windows, axis=1), num_there, out=nowhere, where=num_there > 0).tolist()
+    return means
 
 
 def charts_of(steps: Sequence[TrainingStep], passes: Sequence[HeldOut]) -> Charts:

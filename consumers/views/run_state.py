@@ -1,7 +1,7 @@
 """What a run looks like: the one state that every view reads, folded from the run's topics alone.
 
 In: records of the run's topics, in any order between topics, each with the reader's clock. Out: `RunState`, whose
-fields views turn into lines, numbers and charts. Invariants: pure (no log, clock or thread of its own); idempotent,
+fields views turn into lines and numbers. Invariants: pure (no log, clock or thread of its own); idempotent,
 so that a record read twice counts once; bounded: the last 20,000 steps, of attempts, groups and processes the last
 100,000, which is 100 MB at most, and of each version half a kilobyte. Failure: a record that cannot be decoded is
 somebody else's dead letter and is passed over. Admission and the audit fold for themselves, and share only rules.

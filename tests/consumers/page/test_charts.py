@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracegrad.consumers.page.charts import alarm_spells, charts_of
+from tracegrad.consumers.page.charts import alarm_spells, charts_of, running_mean
 from tracegrad.consumers.views.held_out import HeldOut
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import Accounting, TrainingStep
@@ -97,3 +98,11 @@ def test_an_alarm_is_told_by_the_steps_at_which_it_held() -> None:
     """What goes and comes again is two spells."""
     steps = [step(1), step(2, alarms=("a",)), step(3, alarms=("a", "b")), step(4), step(5, alarms=("a",))]
     assert alarm_spells(steps) == {"a": [(2, 3), (5, 5)], "b": [(3, 3)]}
+
+
+@given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=20), st.integers(1, 5))
+def test_the_running_mean_is_over_what_is_there(values: list[float | None], window: int) -> None:
+    """By the definition, value by value."""
+    for place, mean in enumerate(running_mean(values, window)):
+        there = [value for value in values[max(0, place + 1 - window) : place + 1] if value is not None]
+        assert math.isnan(mean) if not there else mean == pytest.approx(math.fsum(there) / len(there), abs=1e-6)
