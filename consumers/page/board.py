@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
@@ -31,7 +32,6 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 from ..index.build import Progress
 from ..index.said import are_prompts_read, episodes_that_said, open_said, positions_of
 from ..index.schema import open_index
-from ..views.recent import Recent
 from ..views.run_state import RunState
 from .asked import NOTHING, Asked
 from .episodes.told import Kept
@@ -137,7 +137,7 @@ class Board:
         self.targets, self.scrape = asked.targets, asked.scrape
         self.rater, self.find_task = asked.rater, asked.find_task
         self.lock = threading.RLock()
-        self.running: Recent[str, int] = Recent(_RUNNING)
+        self.running: BoundedMap[str, int] = BoundedMap(_RUNNING)
         """Attempt at work -> when it began, unix ms."""
         self.dead_letters: Counter[tuple[str, str]] = Counter()
         """(stage, reason) -> how many."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
+
+from tracegrad.schemas.bounded import BoundedMap
 
 from .board import Board
 
@@ -44,8 +45,8 @@ class Live:
         self._board, self._draw, self._stop = board, draw, stop
         self._max_clients = max_clients
         self._num_clients = 0
-        self._known: OrderedDict[str, Snapshot] = OrderedDict()
         self._making: dict[str, asyncio.Lock] = {}
+        self._known: BoundedMap[str, Snapshot] = BoundedMap(_KEPT, lambda of, _: self._making.pop(of, None))
 
     @property
     def has_room(self) -> bool:
@@ -66,9 +67,6 @@ class Live:
                     raise
                 known = Snapshot(revision, hashlib.sha256(html.encode()).hexdigest()[:16], html)
                 self._known[of] = known
-                while len(self._known) > _KEPT:
-                    old, _ = self._known.popitem(last=False)
-                    self._making.pop(old, None)
             return known
 
     async def events(self, of: str, last_id: str) -> AsyncGenerator[bytes, None]:

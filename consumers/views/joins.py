@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.episodes import Episode
-
-from .recent import Recent
 
 __all__ = ["Joins"]
 
@@ -35,11 +34,11 @@ class Joins:
     """The fold."""
 
     def __init__(self) -> None:
-        self._has_parent: Recent[str, bool] = Recent(_IDS)
+        self._has_parent: BoundedMap[str, bool] = BoundedMap(_IDS)
         """Captured call -> whether it came with a `traceparent`."""
-        self._calls_alone: Recent[str, tuple[str, ...]] = Recent(_IDS)
+        self._calls_alone: BoundedMap[str, tuple[str, ...]] = BoundedMap(_IDS)
         """Episode without spans -> its calls."""
-        self._spans_alone: Recent[str, tuple[str, ...]] = Recent(_IDS)
+        self._spans_alone: BoundedMap[str, tuple[str, ...]] = BoundedMap(_IDS)
         """Episode without calls -> whose spans."""
 
     def call(self, call: CallRecord) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
@@ -45,7 +46,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.schemas.untrained import MemberOutcome, UntrainedGroups
 
 from .joins import Joins
-from .recent import Recent
 from .traffic import Traffic
 
 __all__ = ["RunState"]
@@ -80,23 +80,23 @@ class RunState:
         }
         self._run, self._policy, self._weight_root = run, policy, root
         self._lineage = Lineage(policy)
-        self._steps: Recent[int, TrainingStep] = Recent(_STEPS)
-        self._ended: Recent[str, None] = Recent(remembered)
-        self._members: Recent[str, tuple[MemberOutcome, ...]] = Recent(remembered)
+        self._steps: BoundedMap[int, TrainingStep] = BoundedMap(_STEPS)
+        self._ended: BoundedMap[str, None] = BoundedMap(remembered)
+        self._members: BoundedMap[str, tuple[MemberOutcome, ...]] = BoundedMap(remembered)
         self._num_closed_groups = 0
-        self._final: Recent[str, None] = Recent(remembered)
+        self._final: BoundedMap[str, None] = BoundedMap(remembered)
         """Rollouts with a final episode."""
-        self._given_up: Recent[str, tuple[str, set[str]]] = Recent(remembered)
+        self._given_up: BoundedMap[str, tuple[str, set[str]]] = BoundedMap(remembered)
         """Training rollout without one -> its group, and the attempts as which it was given up."""
-        self.open_attempts: Recent[str, None] = Recent(remembered)
+        self.open_attempts: BoundedMap[str, None] = BoundedMap(remembered)
         """Ids of attempts that started and have no episode yet."""
         self.newest_step: TrainingStep | None = None
         """The step of the greatest number, without its ids."""
-        self.acks: Recent[str, WeightAck] = Recent(remembered)
+        self.acks: BoundedMap[str, WeightAck] = BoundedMap(remembered)
         """Engine -> the last that it acknowledged."""
-        self.reports: Recent[str, ProcessReport] = Recent(remembered)
+        self.reports: BoundedMap[str, ProcessReport] = BoundedMap(remembered)
         """Process -> its last report of itself."""
-        self.supervised: Recent[str, SupervisedProcess] = Recent(remembered)
+        self.supervised: BoundedMap[str, SupervisedProcess] = BoundedMap(remembered)
         """Process -> its supervisor's last word on it."""
         self.first_span: tuple[str, str] | None = None
         """Its name, and the service that it is of. Spans, calls and episodes of held-out rollouts are no part of what

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import ClosedMarker, Episode
 from tracegrad.schemas.records.training import TrainingStep
-
-from .recent import Recent
 
 __all__ = ["RatedShare", "Traffic", "TrafficLine", "versions_per_s"]
 
@@ -63,9 +62,9 @@ class Traffic:
     """The fold."""
 
     def __init__(self, *, remembered: int = _CONVERSATIONS) -> None:
-        self._calls: Recent[str, tuple[int | None, int, int]] = Recent(remembered)
+        self._calls: BoundedMap[str, tuple[int | None, int, int]] = BoundedMap(remembered)
         """Conversation -> newest version of its calls, those that can train, all of them."""
-        self._closed: Recent[str, bool] = Recent(remembered)
+        self._closed: BoundedMap[str, bool] = BoundedMap(remembered)
         """Conversation -> whether it was rated."""
 
     def episode(self, episode: Episode) -> None:

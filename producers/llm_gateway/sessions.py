@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.credentials import Holder, attempt_holder, is_host
 from tracegrad.schemas.errors import ProofError, SessionError
 from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
@@ -53,7 +54,7 @@ class Session:
         """The agent host that works on it; None: a command, or nobody that a runner started."""
         self.is_unnamed = False
         """Of a captured conversation whose requests name nothing: they find it by what was said."""
-        self.tool_calls: dict[str, bytes] = {}
+        self.tool_calls: BoundedMap[str, bytes] = BoundedMap(_MAX_TOOL_CALLS)
         """Of a captured conversation: those that its last answers ask for, by id, and which client got the answer."""
         self.history = SpliceHistory()
         self.conversations = Conversations()
@@ -85,8 +86,6 @@ class Session:
     def remember_tools(self, ids: Sequence[str], scope: bytes) -> None:
         """An answer to this client asks for these tool calls."""
         self.tool_calls.update(dict.fromkeys(ids, scope))
-        while len(self.tool_calls) > _MAX_TOOL_CALLS:
-            del self.tool_calls[next(iter(self.tool_calls))]
 
     def enter(self) -> None:
         """A call is in flight until `leave`, when its answer is sent. Raises SessionError (410) after the end."""

@@ -15,11 +15,11 @@ Bounded: the oldest are forgotten, and so are those of a gateway's earlier life 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import LATE, ClosedMarker, Score
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
@@ -58,10 +58,10 @@ class Receipts:
     def __init__(self, *, trains: bool, wait_s: float) -> None:
         self._trains = trains
         self._wait_ms = round(1000 * wait_s)
-        self._pieces: OrderedDict[str, _Piece] = OrderedDict()
+        self._pieces: BoundedMap[str, _Piece] = BoundedMap(_MAX_PIECES, self._forget)
         self._by_key: dict[str, dict[str, None]] = {}
         """Idempotency key -> its pieces."""
-        self._closes: OrderedDict[str, list[int]] = OrderedDict()
+        self._closes: BoundedMap[str, list[int]] = BoundedMap(_MAX_PIECES)
         """Conversation -> when its episodes closed."""
 
     def accept(self, reward: Reward) -> None:
@@ -76,12 +76,9 @@ class Receipts:
     def close_episode(self, marker: ClosedMarker, record: Record) -> None:
         """An episode with what was said of it."""
         if marker.key is not None and marker.forwarded_to is None:
-            closes = self._closes.setdefault(marker.key, [])
+            closes = self._closes.renew(marker.key, [])
             closes.append(record.timestamp_ms)
             del closes[:-_MAX_CLOSES]
-            self._closes.move_to_end(marker.key)
-            if len(self._closes) > _MAX_PIECES:
-                self._closes.popitem(last=False)
         for id_ in marker.heard:
             piece = self._piece(id_)
             if self._trains:
@@ -137,18 +134,11 @@ class Receipts:
         return max(since_ms, piece.waits_since_ms or 0)
 
     def _piece(self, id_: str) -> _Piece:
-        piece = self._pieces.get(id_)
-        if piece is None:
-            piece = self._pieces[id_] = _Piece()
-            while len(self._pieces) > _MAX_PIECES:
-                oldest, gone = self._pieces.popitem(last=False)
-                if gone.reward is not None:
-                    _drop(self._by_key, gone.reward.idempotency_key, oldest)
-        return piece
+        return self._pieces.setdefault(id_, _Piece())
 
-
-def _drop(table: dict[str, dict[str, None]], key: str, id_: str) -> None:
-    if key in table:
-        table[key].pop(id_, None)
-        if not table[key]:
-            del table[key]
+    def _forget(self, id_: str, piece: _Piece) -> None:
+        of_key = self._by_key.get(piece.reward.idempotency_key) if piece.reward is not None else None
+        if piece.reward is not None and of_key is not None:
+            of_key.pop(id_, None)
+            if not of_key:
+                del self._by_key[piece.reward.idempotency_key]

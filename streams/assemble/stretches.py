@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.ids import stretch_id, waiting_id
 from tracegrad.schemas.records.episodes import ClosedMarker
 from tracegrad.schemas.records.facts import CallFact, CallOpenFact, ContextCallFact, Facts
@@ -20,7 +21,7 @@ __all__ = ["Stretches"]
 
 _MAX_KEYS = 2_000
 """Of the calls of one conversation; what is delivered again is so shortly after, and names the last ones."""
-_Orders = OrderedDict[str, dict[int, int]]
+_Orders = BoundedMap[str, dict[int, int]]
 """Key of calls, the conversation's own or a trace's that was forwarded to it -> partition of `llm_calls` -> the last
 place there of a call that an episode held; nothing of a trace that brought none."""
 
@@ -34,7 +35,7 @@ class Stretches:
         self._num_keys = 0
         self._open: dict[str, str] = {}
         """Key -> the episode that goes on with it."""
-        self._moved: OrderedDict[str, None] = OrderedDict()
+        self._moved: BoundedMap[str, None] = BoundedMap(most)
         """Traces that were forwarded with calls of their own."""
 
     def clear(self) -> None:
@@ -47,8 +48,6 @@ class Stretches:
     def move(self, trace: str) -> None:
         """A trace was forwarded, and calls of its own with it or after it."""
         self._moved[trace] = None
-        if len(self._moved) > self._most:
-            self._moved.popitem(last=False)
 
     def has_moved(self, trace: str) -> bool:
         """Whether it is a trace for certain, and no conversation whose key a stranger gave to one."""
@@ -61,12 +60,9 @@ class Stretches:
         self._num_keys -= len(orders)
         places = ((key, partition, order) for partition, order in marker.last_orders)
         for trace, partition, order in (*places, *marker.traces):
-            known = orders.setdefault(trace, {})
-            orders.move_to_end(trace)
+            known = orders.renew(trace, {})
             if order >= 0:
                 known[partition] = max(order, known.get(partition, -1))
-        while len(orders) > _MAX_KEYS:
-            orders.popitem(last=False)
         self._num_keys += len(orders)
         self._open.pop(key, None)
         while len(self._known) > 1 and len(self._known) + self._num_keys > self._most:
@@ -75,7 +71,7 @@ class Stretches:
             self._open.pop(oldest, None)
 
     def _orders(self, key: str) -> _Orders:
-        orders = self._known.setdefault(key, OrderedDict())
+        orders = self._known.setdefault(key, BoundedMap(_MAX_KEYS))
         self._known.move_to_end(key)
         return orders
 

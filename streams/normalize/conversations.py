@@ -10,12 +10,12 @@ Invariant: a span's links follow from the span, but for that bound, whose memory
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tracegrad.schemas.attributes import CONVERSATION_KEYS, ROLLOUT_KEYS, SESSION_ID
+from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.ids import attempt_of, conversation_key, is_lightning, key_in, parse_trace_id
 from tracegrad.schemas.metrics import SESSIONS_IGNORED, Metrics
 from tracegrad.schemas.otlp.values import AttributeValue
@@ -92,7 +92,7 @@ class Conversations:
     def __init__(self, runs: Container[str], metrics: Metrics) -> None:
         self._runs = runs
         self._metrics = metrics
-        self._open: OrderedDict[str, dict[str, int]] = OrderedDict()
+        self._open: BoundedMap[str, dict[str, int]] = BoundedMap(_MAX_SESSIONS)
         """Key of a session id -> its open traces -> when their last span ended."""
 
     def links(
@@ -119,10 +119,7 @@ class Conversations:
         ]
 
     def _is_conversation(self, key: str, fact: SpanFact) -> bool:
-        traces = self._open.setdefault(key, {})
-        self._open.move_to_end(key)
-        if len(self._open) > _MAX_SESSIONS:
-            self._open.popitem(last=False)
+        traces = self._open.renew(key, {})
         for trace in [trace for trace, last_ns in traces.items() if last_ns < fact.end_ns - _OPEN_NS]:
             del traces[trace]
         is_known = fact.trace_id in traces

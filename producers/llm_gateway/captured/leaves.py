@@ -11,8 +11,9 @@ the only one. One event loop; not thread-safe.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import NamedTuple
+
+from tracegrad.schemas.bounded import BoundedMap
 
 __all__ = ["Leaf", "Leaves", "Said"]
 
@@ -43,18 +44,14 @@ class Leaves:
     """All remembered ends of one gateway."""
 
     def __init__(self, max_ends: int = _MAX_ENDS) -> None:
-        self._max_ends = max_ends
-        self._keys: OrderedDict[Said, list[str]] = OrderedDict()
+        self._keys: BoundedMap[Said, list[str]] = BoundedMap(max_ends)
 
     def add(self, leaf: Leaf) -> None:
         """Remembers an end: of an answer, or one whose continuation comes to nothing, as far as its client knows."""
-        keys = self._keys.setdefault(leaf.said, [])
-        self._keys.move_to_end(leaf.said)
+        keys = self._keys.renew(leaf.said, [])
         # Equal choices, or a retry that is answered alike, are one conversation's still.
         if leaf.key not in keys and len(keys) < _MAX_EQUAL:
             keys.append(leaf.key)
-        while len(self._keys) > self._max_ends:
-            self._keys.popitem(last=False)
 
     def take(self, said: Said) -> Leaf | None:
         """The only end like this, which is continued now; None: there is none, or several."""

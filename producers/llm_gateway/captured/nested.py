@@ -10,8 +10,9 @@ event loop; not thread-safe.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
+
+from tracegrad.schemas.bounded import BoundedMap
 
 __all__ = ["Nesting"]
 
@@ -34,15 +35,11 @@ class Nesting:
     """The traces of the captured calls of one gateway."""
 
     def __init__(self, max_traces: int = _MAX_TRACES) -> None:
-        self._max_traces = max_traces
-        self._traces: OrderedDict[str, _Trace] = OrderedDict()
+        self._traces: BoundedMap[str, _Trace] = BoundedMap(max_traces)
 
     def key_of(self, trace: str, key: str) -> str:
         """Under which key a call is that names these."""
-        known = self._traces.setdefault(trace, _Trace(key))
-        self._traces.move_to_end(trace)
-        while len(self._traces) > self._max_traces:
-            self._traces.popitem(last=False)
+        known = self._traces.renew(trace, _Trace(key))
         if key != known.key and key not in known.inner and len(known.inner) < _MAX_OF_ONE:
             known.inner[key] = known.key if known.waits_for else key
         return known.inner.get(key, key)
