@@ -65,7 +65,6 @@ from .agent_events import EVENTS_PATH, AgentEvents
 from .api.events import Api
 from .api.messages.api import COUNT_TOKENS, MESSAGES
 from .api.openai_chat import OPENAI_CHAT
-from .api.openai_completions import OPENAI_COMPLETIONS
 from .api.responses.api import RESPONSES
 from .calls import CallServer
 from .chat import ChatEndpoints
@@ -82,7 +81,7 @@ from .upstream.pass_on import ROUTES, UpstreamCalls
 
 __all__ = ["APIS", "Gateway", "run"]
 
-APIS = (OPENAI_CHAT, RESPONSES, MESSAGES, OPENAI_COMPLETIONS)
+APIS = (OPENAI_CHAT, RESPONSES, MESSAGES)
 """What agents may speak; the first also words the errors of routes that belong to no API."""
 
 _LOGGER = logging.getLogger(__name__)

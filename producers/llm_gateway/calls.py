@@ -44,14 +44,12 @@ from .parts import Parts
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled, asks_grammar
 from .render.finish import Served, events_of, finish, merged, started
 from .render.live import Hearing, Live
-from .render.written import written_prompt
 from .sampling import Sampling, decide, engine_parameters, sampled_as
 from .sessions import Session
 from .splice import (
     EarlierCall,
     Prompt,
     SpliceHistory,
-    Written,
     build_prompt,
     conversation_digest,
     splice_context,
@@ -98,10 +96,7 @@ class CallServer:
         streamed one is not among its events."""
         if len(ids) == 1:
             return await self._serve(session, caller, request, ids[0], is_recorded, live, is_told=request.is_stream)
-        calls = [
-            asyncio.create_task(self._serve(session, caller, request.asking(i), id_, is_recorded, live))
-            for i, id_ in enumerate(ids)
-        ]
+        calls = [asyncio.create_task(self._serve(session, caller, request, id_, is_recorded, live)) for id_ in ids]
         try:
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             for call in calls:
@@ -111,7 +106,7 @@ class CallServer:
             for call in calls:
                 call.cancel()
             await asyncio.wait(calls)
-        return merged([call.result() for call in calls], request.num_choices)
+        return merged([call.result() for call in calls])
 
     async def _serve(
         self,
@@ -201,10 +196,7 @@ class CallServer:
         started_ns = time.time_ns()
         renderer, metrics = self.renderer, self._parts.metrics
         waits = waits_until(session.key, self._parts.config.engine_wait_s)
-        if request.prompts:
-            prompt, grammar = await written_prompt(renderer, session.history, request.prompts[0], waits), None
-        else:
-            prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
+        prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
         tell(prompt, metrics)
         handles = self._parts.handles
         purpose = sampled_as(session.purpose, trains_captured=handles.trains_captured)
@@ -268,23 +260,16 @@ class CallServer:
             recorded_s=time.monotonic(),
             whole_s=whole_s,
         )
-        if request.prompts:
-            (given,), num_ids = request.prompts, len(prompt.ids) + len(generation.ids) - generation.has_terminal
-            said = f"{answer.content or ''}{answer.stop_text}"
-            # Whoever saw nothing of an answer asks the same again, and goes on from nothing.
-            text = f"{given}{said}" if isinstance(given, str) and said else None
-            session.history.remember_written(Written(text, num_ids, call))
-        else:
-            # As the agent's next request will hold it.
-            message = Message(
-                role="assistant", content=answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning
-            )
-            if request.is_kept:
-                whole = (*request.messages[request.num_led :], message)
-                session.conversations.keep(answer.call_id, whole, caller.scope)
-            ends = session.history.remember(asked, message, call, answer.stop_text, request.wishes.stop)
-            for end in ends if session.is_unnamed and not live.is_left else ():
-                self._parts.sessions.leaves.add(Leaf(Said(caller.scope, end, call.tool_call_ids), session.key))
+        # As the agent's next request will hold it.
+        message = Message(
+            role="assistant", content=answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning
+        )
+        if request.is_kept:
+            whole = (*request.messages[request.num_led :], message)
+            session.conversations.keep(answer.call_id, whole, caller.scope)
+        ends = session.history.remember(asked, message, call, answer.stop_text, request.wishes.stop)
+        for end in ends if session.is_unnamed and not live.is_left else ():
+            self._parts.sessions.leaves.add(Leaf(Said(caller.scope, end, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 

@@ -103,7 +103,8 @@ class ChatEndpoints:
 
         async def refuse(asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
             raise RequestError(
-                f"expected a model that an upstream serves, got the policy, which does not speak {route}",
+                f"expected a model that an upstream serves, got the policy, which does not speak {route}; ask it by "
+                f"{self._wording.path}",
                 status=404,
                 param="model",
             )
@@ -177,7 +178,7 @@ class ChatEndpoints:
         if request.tool_choice != asks.tool_choice:
             parts.metrics.add(CALLS_UNFORCED, "tool_choice")
         # Each choice is a call of its own; more than there are slots take them all.
-        others = min(request.num_answers, self._limit(session is not None)) - 1
+        others = min(request.num_choices, self._limit(session is not None)) - 1
         self._enter(session is not None, others, entered)
         taken, watches = list[Leaf](), []
         if session is None:
@@ -186,14 +187,14 @@ class ChatEndpoints:
                 is_said = bool(asked.http.headers.get(CONVERSATION_HEADER, "").strip())
                 caller = msgspec.structs.replace(caller, scope=scope)
                 caller, session, taken = self._captured.find(caller, request, is_said=is_said)
-                watches = [Watch(parts.outcomes, caller) for _ in range(request.num_answers)]
+                watches = [Watch(parts.outcomes, caller) for _ in range(request.num_choices)]
             else:
                 # Of no conversation: what is not on the log, no later call can go on from.
                 caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
                 session = Session(caller.key, Purpose.UNKNOWN)
         session.enter()
         entered.callback(session.leave)
-        ids = [watch.call_id for watch in watches] or [new_call(caller.key) for _ in range(request.num_answers)]
+        ids = [watch.call_id for watch in watches] or [new_call(caller.key) for _ in range(request.num_choices)]
         live = Live()
         return CallResponse(
             call=functools.partial(self._serve, session, caller, request, ids, live, asked.is_recorded),

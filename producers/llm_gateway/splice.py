@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -42,7 +42,6 @@ __all__ = [
     "Match",
     "Prompt",
     "SpliceHistory",
-    "Written",
     "build_prompt",
     "conversation_digest",
     "last_said",
@@ -69,16 +68,6 @@ class EarlierCall(msgspec.Struct, frozen=True, kw_only=True):
     """When its record was on the log (monotonic)."""
     whole_s: float = 0.0
     """Likewise the last call, up to this one, whose record holds its whole prompt."""
-
-
-class Written(NamedTuple):
-    """A served answer to a prompt that the agent wrote itself."""
-
-    text: str | None
-    """Prompt and answer, as the agent has them; None: it has not all, or nothing, of the answer, or gave ids."""
-    num_ids: int
-    """Of both, without a terminal token, which the agent does not see."""
-    call: EarlierCall
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +101,6 @@ class SpliceHistory:
         """Conversations that were asked."""
         self._answers: set[bytes] = set()
         self._minted: set[str] = set()
-        self.written: list[Written] = []
         self.num_ids = 0
         """Token ids that are held."""
 
@@ -138,11 +126,6 @@ class SpliceHistory:
         self._minted.update(call.tool_call_ids)
         self.num_ids += len(call.prompt_ids) + len(call.sampled_ids)
         return keys
-
-    def remember_written(self, written: Written) -> None:
-        """Adds a served answer to a prompt that was no conversation."""
-        self.written.append(written)
-        self.num_ids += len(written.call.prompt_ids) + len(written.call.sampled_ids) + len(written.text or "") // 4
 
     def match(self, context: Any, messages: Sequence[Message]) -> Match:
         """The latest assistant message of these that was served here after equal messages."""
@@ -281,9 +264,6 @@ def whole(ids: Sequence[int], outcome: SpliceOutcome) -> Prompt:
 
 def splice_context(request: ChatRequest) -> list[Any]:
     """What besides the messages decides the rendered prompt; a grammar or a forced tool does not."""
-    if request.prompts:
-        # No conversation, and not found as one.
-        return ["written"]
     fields = engine_fields(request, with_grammar=False)
     return [fields, request.tools, request.tool_choice is ToolUse.NONE]
 

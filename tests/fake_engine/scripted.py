@@ -113,7 +113,6 @@ class ScriptedEngine(FakeWeights):
             "/v1/chat/completions/render": self._render,
             "/inference/v1/generate": self._generate,
             "/v1/chat/completions/derender": self._derender,
-            "/v1/completions/derender": self._derender_text,
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
@@ -238,19 +237,6 @@ class ScriptedEngine(FakeWeights):
         if thought:
             message["reasoning"] = thought[1]
         return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-
-    async def _derender_text(self, request: Request) -> Response:
-        choice = (await self._body(request))["generate_responses"][0]["choices"][0]
-        if self.broken_parser:
-            return _error(500, "scripted fault")
-        ids, logprobs = choice["token_ids"], None
-        if choice["logprobs"] is not None:
-            tokens = [self.tokenizer.decode([token]) for token in ids]
-            values = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-            logprobs = {"tokens": tokens, "token_logprobs": values, "top_logprobs": [None] * len(ids)}
-            logprobs["text_offset"] = [sum(map(len, tokens[:i])) for i in range(len(ids))]
-        answer = {"index": 0, "text": self.tokenizer.decode(ids), "logprobs": logprobs, "finish_reason": "stop"}
-        return JSONResponse({"choices": [answer]})
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)

@@ -109,7 +109,6 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request for an answer."""
 
     messages: tuple[Message, ...]
-    """Empty with `prompts`."""
     model: str | None = None
     tools: tuple[Tool, ...] | None = None
     tool_choice: ToolUse | NamedTool | None = None
@@ -135,19 +134,6 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool is in its API, by the name that the policy knows, for that API's writer."""
     left_out: tuple[str, ...] = ()
     """Kinds of tools, and of their calls, that the API would run itself: the prompt has none of them."""
-    prompts: tuple[str | tuple[int, ...], ...] = ()
-    """Instead of messages: what the agent wrote itself, as texts or token ids, each answered for itself."""
-
-    @property
-    def num_answers(self) -> int:
-        """To all prompts."""
-        return self.num_choices * max(1, len(self.prompts))
-
-    def asking(self, index: int) -> ChatRequest:
-        """What the answer with this index is to answer: this, with one prompt if it has any."""
-        if len(self.prompts) <= 1:
-            return self
-        return msgspec.structs.replace(self, prompts=(self.prompts[index // self.num_choices],))
 
 
 def check_recordable(request: ChatRequest) -> None:

@@ -7,7 +7,7 @@ the policy's are refused; what is left (stored completions, service tiers) is ke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,7 +19,6 @@ from tracegrad.schemas.records.calls import ToolCall
 from .chat_request import ChatRequest, Message, NamedTool, OtherPart, TextPart, Tool, ToolUse, Wishes
 from .events import Api, ChoiceBegins, ChoiceEnds, Event, Failed, Finished, Reasoning, Started, Text, ToolCalled
 from .openai_error import write_error
-from .openai_sampling import ASKED, check_best_of, includes_usage, usage, wishes_of
 from .reading import asked_of, check_arguments, content_of, read_as, refuse, rest_of
 
 __all__ = ["OPENAI_CHAT"]
@@ -33,6 +32,25 @@ _REFUSED = {
     "truncate_prompt_tokens": "a prompt that is cut continues no other",
 }
 """What nobody else would honour, with what to do instead."""
+_ASKED = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos",
+    "bad_words", "allowed_token_ids", "stop_token_ids", "length_penalty", "use_beam_search", "tool_choice",
+    "parallel_tool_calls", "response_format", "structured_outputs", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "logprobs", "top_logprobs", "reasoning_effort",
+)  # fmt: skip
+"""Fields that are kept on the record as they were asked."""
+_FILTERS = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": None,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "bad_words": None,
+    "allowed_token_ids": None,
+}
+"""What changes the logits besides the parameters of the record, with the value that changes nothing."""
 
 
 class _Arguments(msgspec.Struct):
@@ -88,7 +106,7 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         refuse(body, (name,), instead)
     read = read_as(body, _Body)
     choice = read.tool_choice
-    check_best_of(body, read.n)
+    _check_best_of(body, read.n)
     return ChatRequest(
         messages=tuple(_message(*pair) for pair in zip(read.messages, body["messages"], strict=True)),
         model=read.model,
@@ -98,7 +116,7 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         wishes=_wishes(read, body),
         is_stream=bool(read.stream),
         num_choices=read.n or 1,
-        sampling_asked=asked_of(body, ASKED),
+        sampling_asked=asked_of(body, _ASKED),
         extra=rest_of(body, _Body, Wishes),
     )
 
@@ -106,7 +124,7 @@ def _read(body: dict[str, Any]) -> ChatRequest:
 def _wishes(read: _Body, body: dict[str, Any]) -> Wishes:
     named = {} if read.max_completion_tokens is None else {"max_tokens": read.max_completion_tokens}
     names = {"max_tokens": "max_completion_tokens"} if named else {}
-    wishes = wishes_of(body, names, **named)
+    wishes = _wishes_of(body, names, **named)
     return msgspec.structs.replace(wishes, top_logprobs=(wishes.top_logprobs or 0) if read.logprobs else None)
 
 
@@ -168,7 +186,7 @@ class _Writer:
     """A completion, or its chunks: role, reasoning, content, tool calls, finish, usage when asked, done."""
 
     def __init__(self, request: ChatRequest) -> None:
-        self._includes_usage = includes_usage(request)
+        self._includes_usage = _includes_usage(request)
         self._num_tool_calls = 0
         self._index = 0
 
@@ -194,7 +212,7 @@ class _Writer:
                     message.setdefault("tool_calls", []).append(_call_form(call))
                 case Finished():
                     choice["finish_reason"] = event.reason
-                    body["usage"] = usage(event)
+                    body["usage"] = _usage(event)
         return msgspec.json.encode(body)
 
     def chunks(self, event: Event) -> Iterator[bytes]:
@@ -218,7 +236,7 @@ class _Writer:
             case Finished():
                 yield self._delta({}, event.reason)
                 if self._includes_usage:
-                    yield self._chunk([], usage(event))
+                    yield self._chunk([], _usage(event))
                 yield b"data: [DONE]\n\n"
             case Failed(problem):
                 yield b"data: " + write_error(problem) + b"\n\n"
@@ -243,6 +261,39 @@ def _choice(index: int) -> dict[str, Any]:
 
 def _call_form(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _wishes_of(body: dict[str, Any], names: Mapping[str, str], **instead: Any) -> Wishes:
+    """The sampling fields of a body, or what stands for some of them, and their names in this API. Raises
+    RequestError."""
+    named = {name: body[name] for name in Wishes.__struct_fields__ if body.get(name) is not None} | instead
+    if isinstance(named.get("stop"), str):
+        named["stop"] = [named["stop"]]
+    named["filters"] = {
+        name: body[name] for name, neutral in _FILTERS.items() if body.get(name) not in (None, neutral, {}, [])
+    }
+    return read_as(named, Wishes, names)
+
+
+def _check_best_of(body: dict[str, Any], num_choices: int | None) -> None:
+    """Raises RequestError for a choice that would be made here."""
+    if body.get("best_of") not in (None, 1, num_choices):
+        raise RequestError("best_of: expected none, for whoever trains chooses by rewards; ask for n", param="best_of")
+
+
+def _includes_usage(request: ChatRequest) -> bool:
+    """Whether a stream is to tell what it cost."""
+    options = request.extra.get("stream_options")
+    return isinstance(options, dict) and bool(options.get("include_usage"))
+
+
+def _usage(finished: Finished) -> dict[str, int]:
+    """What an answer cost."""
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": finished.sampled_tokens,
+        "total_tokens": finished.prompt_tokens + finished.sampled_tokens,
+    }
 
 
 OPENAI_CHAT = Api(path="/v1/chat/completions", read=_read, write=_Writer, error=write_error)

@@ -31,7 +31,6 @@ from .health import EngineHealth
 
 __all__ = [
     "DERENDER",
-    "DERENDER_TEXT",
     "DETOKENIZE",
     "GENERATE",
     "RENDER",
@@ -45,7 +44,6 @@ __all__ = [
 RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
-DERENDER_TEXT = "/v1/completions/derender"
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 _MAX_FAULTS = 3

@@ -18,7 +18,7 @@ from msgspec import Meta
 from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 
 from ..api.chat_request import ChatRequest, Message, NamedTool, TextPart, Tool, ToolUse
-from ..engines.client import DERENDER, DERENDER_TEXT, DETOKENIZE, RENDER, TOKENIZE, EngineClient, Waits
+from ..engines.client import DERENDER, DETOKENIZE, RENDER, TOKENIZE, EngineClient, Waits
 from ..engines.stream import LogprobEntry
 from .live import LiveText
 
@@ -85,9 +85,6 @@ class Renderer(Protocol):
     async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
         """The message that sampled ids say, and their logprobs in its words."""
 
-    async def encode(self, text: str, waits: Waits, *, begins: bool) -> list[int]:
-        """The ids of a text as it stands; one that begins a prompt has what the tokenizer puts before each."""
-
     def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> LiveText | None:
         """What reads an answer while it is sampled, as `parse` will; None: only the whole can be read."""
 
@@ -125,15 +122,6 @@ class _DerenderAnswer(msgspec.Struct):
     choices: Annotated[list[_Choice], Meta(min_length=1)]
 
 
-class _TextChoice(msgspec.Struct):
-    text: str
-    logprobs: Any = None
-
-
-class _DerenderTextAnswer(msgspec.Struct):
-    choices: Annotated[list[_TextChoice], Meta(min_length=1)]
-
-
 class _TokenizeAnswer(msgspec.Struct):
     tokens: list[int]
 
@@ -145,7 +133,6 @@ class _DetokenizeAnswer(msgspec.Struct):
 _RENDER_ANSWER = msgspec.json.Decoder(_RenderAnswer)
 _DETOKENIZE_ANSWER = msgspec.json.Decoder(_DetokenizeAnswer)
 _DERENDER_ANSWER = msgspec.json.Decoder(_DerenderAnswer)
-_DERENDER_TEXT_ANSWER = msgspec.json.Decoder(_DerenderTextAnswer)
 _TOKENIZE_ANSWER = msgspec.json.Decoder(_TokenizeAnswer)
 
 
@@ -181,9 +168,6 @@ class EngineRenderer:
         # Parsers look at the prompt to see whether reasoning is still open; messages they do not read.
         answer = {"request_id": "derender", "choices": [choice], "prompt_token_ids": sampled.prompt_ids}
         try:
-            if request.prompts:
-                read = await self._ask(DERENDER_TEXT, {"generate_responses": [answer]}, waits, _DERENDER_TEXT_ANSWER)
-                return ParsedMessage(content=read.choices[0].text, logprobs=read.choices[0].logprobs)
             form = chat_form(msgspec.structs.replace(request, messages=_PROBE), with_grammar=False)
             body = {"generate_response": answer, "chat_request": form}
             parsed = (await self._ask(DERENDER, body, waits, _DERENDER_ANSWER)).choices[0]
@@ -198,11 +182,6 @@ class EngineRenderer:
             tool_calls=tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ()),
             logprobs=parsed.logprobs,
         )
-
-    async def encode(self, text: str, waits: Waits, *, begins: bool) -> list[int]:
-        """See Renderer."""
-        body = {"prompt": text, "add_special_tokens": begins}
-        return (await self._ask(TOKENIZE, body, waits, _TOKENIZE_ANSWER)).tokens
 
     def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> LiveText | None:
         """See Renderer: the engine parses whole answers."""

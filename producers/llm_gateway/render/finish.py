@@ -107,12 +107,11 @@ def events_of(answer: Answer, started: Started, logprobs: Any, stop: str | None,
     )
 
 
-def merged(served: Sequence[Served], num_choices: int) -> Served:
-    """Several answers to one request, as one with choices, so many to each prompt; its id is the first one's."""
+def merged(served: Sequence[Served]) -> Served:
+    """Several answers to one request, as one with choices; its id is the first one's."""
     events: list[Event] = [served[0].events[0]]
     ends = [event for one in served for event in one.events if isinstance(event, Finished)]
     for index, (one, end) in enumerate(zip(served, ends, strict=True)):
         events += (ChoiceBegins(index), *one.events[1:-1], ChoiceEnds(end.reason))
-    asked, sampled = sum(end.prompt_tokens for end in ends[::num_choices]), sum(end.sampled_tokens for end in ends)
-    events[-1] = msgspec.structs.replace(ends[-1], prompt_tokens=asked, sampled_tokens=sampled)
+    events[-1] = msgspec.structs.replace(ends[-1], sampled_tokens=sum(end.sampled_tokens for end in ends))
     return Served(answer=served[0].answer, events=tuple(events), others=tuple(one.answer for one in served[1:]))

@@ -265,10 +265,6 @@ class LocalRenderer:
             return self._template.parse(request, sampled.prompt_ids, sampled.ids)
         return await self._engine.parse(request, sampled, waits)
 
-    async def encode(self, text: str, waits: Waits, *, begins: bool) -> list[int]:
-        """See Renderer: what the engine puts before a prompt was not proved."""
-        return await self._engine.encode(text, waits, begins=begins)
-
     def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> LiveText | None:
         """See Renderer."""
         is_parsed_here = request.wishes.top_logprobs is None and can_parse(request)

@@ -50,9 +50,6 @@ class Engine:
         self.num_asked += 1
         return self.template.parse(request, sampled.prompt_ids, sampled.ids)
 
-    async def encode(self, text: str, waits: Any, *, begins: bool) -> list[int]:
-        return self.template.encode(text)
-
     def live(self, request: ChatRequest, prompt_ids: Any) -> None:
         return None
 

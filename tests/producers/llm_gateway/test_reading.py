@@ -10,7 +10,6 @@ from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Messag
 from tracegrad.producers.llm_gateway.api.events import Api
 from tracegrad.producers.llm_gateway.api.messages.api import MESSAGES
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.api.openai_completions import OPENAI_COMPLETIONS
 from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
 from tracegrad.producers.llm_gateway.api.responses.api import RESPONSES
 from tracegrad.producers.llm_gateway.render.engine_render import chat_form
@@ -24,7 +23,6 @@ OTHER = new_tool_call("0" * 32)
 ASK = {"role": "user", "content": "x"}
 BODIES: dict[str, dict[str, Any]] = {
     OPENAI_CHAT.path: {"messages": [ASK]},
-    OPENAI_COMPLETIONS.path: {"prompt": "x"},
     RESPONSES.path: {"input": "x"},
     MESSAGES.path: {"messages": [ASK], "max_tokens": 9},
 }
@@ -101,8 +99,6 @@ def test_what_stands_between_parts_an_answer(between: Message) -> None:
         (OPENAI_CHAT, "logprobs", 0, "wishes.top_logprobs=None"),
         (OPENAI_CHAT, "logprobs", 1, "wishes.top_logprobs=0"),
         (OPENAI_CHAT, "stream", 0, "is_stream=False"),
-        (OPENAI_COMPLETIONS, "max_tokens", 16.0, "wishes.max_tokens=16"),
-        (OPENAI_COMPLETIONS, "logprobs", 0.0, "wishes.top_logprobs=0"),
         (RESPONSES, "max_output_tokens", 16.0, "wishes.max_tokens=16"),
         (MESSAGES, "max_tokens", 16.0, "wishes.max_tokens=16"),
         (MESSAGES, "top_k", 5.0, "wishes.top_k=5"),

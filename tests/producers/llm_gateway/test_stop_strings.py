@@ -167,24 +167,3 @@ async def test_a_captured_conversation_is_known_by_either_form(back: str) -> Non
         second = r.calls()[1]
         assert second.splice.reason == ("" if back else "answer_cut")
         assert second.splice.kind == ("extended" if back else "new_segment") and second.conversation_key
-
-
-@pytest.mark.parametrize(
-    ("goes_on", "kind"),
-    [("\nObservation: 3\n", "extended"), ("\nThought: 3", "new_segment")],
-    ids=["with the stop string", "without it"],
-)
-async def test_a_prompt_that_the_agent_writes_itself_goes_on_from_it(goes_on: str, kind: str) -> None:
-    """A text that begins with the prompt, the answer and its stop string keeps the ids of all three."""
-    async with rig() as r:
-        await r.begin()
-        path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/completions"
-        r.engine.replies.extend([Reply("Action: search\nObservation: x"), Reply("done")])
-        asked = {"model": "policy", "prompt": "Q. ", "stop": ["\nObservation:"]}
-        status, answer = await r.post(path, asked)
-        assert (status, answer["choices"][0]["text"]) == (200, "Action: search")
-        await r.post(path, asked | {"prompt": f"Q. Action: search{goes_on}"})
-        first, second = r.calls()
-        assert second.splice.kind == kind
-        if kind == "extended":
-            assert second.shared_tokens == len(full_prompt(first, r.calls())) + first.num_sampled

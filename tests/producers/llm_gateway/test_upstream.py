@@ -18,6 +18,7 @@ from tests.producers.keys import by_host
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, ROLLOUT, Rig, rig, until
 from tests.producers.llm_gateway.provider import KEY, Provider, events, upstream, with_provider
 from tests.serving import free_port
+from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.llm_gateway.upstream.answer import AnswerReader
 from tracegrad.producers.llm_gateway.upstream.pass_on import ROUTES
@@ -253,8 +254,10 @@ async def test_names_of_the_policy_are_the_policys_and_the_first_upstream_takes_
         assert (status, answer["choices"][0]["message"]["content"], provider.asked) == (200, "42", [])
         status, answer = await r.post("/v1/chat/completions", {"model": "mistral-large", "messages": ASK})
         assert status == 404 and '[[upstream]] models = ["mistral-large"]' in answer["error"]["message"]
-        status, answer = await r.post("/v1/embeddings", {"model": "policy", "input": "x"})
-        assert status == 404 and "/v1/embeddings" in answer["error"]["message"]
+        for route in ("/v1/embeddings", "/v1/completions"):
+            status, answer = await r.post(route, {"model": "policy", "input": "x", "prompt": "x"})
+            said = answer["error"]["message"]
+            assert status == 404 and route in said and OPENAI_CHAT.path in said
         async with r.http.get(r.url + "/v1/models") as response:
             models = await response.json()
         assert [one["id"] for one in models["data"]] == ["policy", "gpt-4o-mini", "text-embedding-3-small"]
