@@ -45,8 +45,7 @@ from tracegrad.schemas.records.weights import (
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.schemas.untrained import MemberOutcome, UntrainedGroups
 
-from .joins import Joins
-from .traffic import Traffic
+from .captured import CapturedTraffic
 
 __all__ = ["RunState"]
 
@@ -101,8 +100,8 @@ class RunState:
         self.first_span: tuple[str, str] | None = None
         """Its name, and the service that it is of. Spans, calls and episodes of held-out rollouts are no part of what
         arrives."""
-        self.joins, self.traffic, self.untrained = Joins(), Traffic(), UntrainedGroups()
-        """Whether captured calls and spans meet; who rates what is captured; closed groups of tasks."""
+        self.captured, self.untrained = CapturedTraffic(), UntrainedGroups()
+        """Of agents that people run; closed groups of tasks."""
         self.first_call: CallRecord | None = None
         self.first_upstream_call: UpstreamCall | None = None
         self.num_upstream_calls = 0
@@ -202,8 +201,7 @@ class RunState:
         if episode.purpose is not Purpose.VALIDATION:
             self.num_episodes += 1
             self.last_episode = episode
-        self.joins.episode(episode)
-        self.traffic.episode(episode)
+        self.captured.add_episode(episode)
         group = episode.group
         if group is None or not episode.is_final:
             return
@@ -220,7 +218,7 @@ class RunState:
             self.untrained.close(members)
 
     def _closed(self, marker: ClosedMarker) -> None:
-        is_new = self.traffic.closed(marker)
+        is_new = self.captured.add_marker(marker)
         # A task's group, whose id begins with the run's hash, is counted by its episodes.
         self._num_closed_groups += is_new and marker.disposition == _EMITTED and run_hash_of(marker.id) != self._run
 
@@ -234,7 +232,7 @@ class RunState:
         if isinstance(call, CallRecord):
             if call.purpose is not Purpose.VALIDATION:
                 self.first_call = self.first_call or call
-            self.joins.call(call)
+            self.captured.add_call(call)
         elif isinstance(call, UpstreamCall):
             self.first_upstream_call = self.first_upstream_call or call
             self.num_upstream_calls += 1

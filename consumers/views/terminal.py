@@ -17,10 +17,10 @@ from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
 
+from .captured import TrafficLine, versions_per_s
 from .held_out import HeldOut, held_out_of, held_out_text
 from .now import Now, waiting_text
 from .run_state import RunState
-from .traffic import TrafficLine, versions_per_s
 
 __all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "TrafficLines"]
 
@@ -233,7 +233,7 @@ class TrafficLines:
         self._last_step = step.step
         pace = versions_per_s(state.steps, every=self._publish_every)
         behind = None if pace is None else pace * self._wait_s
-        if (line := state.traffic.line(behind)) is not None:
+        if (line := state.captured.line(behind)) is not None:
             yield Event(kind="traffic", text=line.text, traffic=line)
         is_stale = behind is not None and behind > self._max_staleness
         if is_stale and not self._is_stale:
@@ -264,7 +264,7 @@ def _arrived(state: RunState, now_s: float) -> Iterator[Event]:
         yield Event(kind="episode", text=f"{which}: {_summary(episode)}")
     if state.first_sign_s is not None and now_s - state.first_sign_s >= _PATIENCE_S and (text := _missing(state)):
         yield Event(kind="missing", text=text)
-    if text := state.joins.diagnosis():
+    if text := state.captured.diagnosis():
         yield Event(kind="unjoined", text=text)
 
 

@@ -14,10 +14,10 @@ from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation, folded
 from tests.streams.make import TOPICS, Streams
+from tracegrad.consumers.views.captured import RatedShare, TrafficLine
 from tracegrad.consumers.views.now import now_in
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import Event, StepLines, TrafficLines
-from tracegrad.consumers.views.traffic import RatedShare, TrafficLine
 from tracegrad.consumers.views.watch import Watcher
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import SamplingParameters
