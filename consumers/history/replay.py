@@ -9,28 +9,30 @@ Failure: LogGapError, UnavailableError of the logs; a fold's own.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack, closing
 
 import msgspec
 
 from tracegrad.schemas.errors import OverloadedError
 from tracegrad.schemas.fold import Output
-from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.follow import PATIENCE_S, follow, read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import Topic, Topics
 
-from .merge import merged
 from .recorded import Recorded
 from .refold import Refold
 
-__all__ = ["History", "Progress", "replay"]
+__all__ = ["History", "Progress", "merged", "replay"]
 
 _TELL_S = 1.0
+_RECORDS_A_READ = 500
 _ACK_S = 60.0
 _IN_FLIGHT = 500
 """Appends that are not acknowledged; their records lie in memory."""
@@ -79,6 +81,42 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """From where to where, in each partition."""
     recorded: Recorded
     """By the source; without episodes, what is read is assembled anew."""
+
+
+def merged(log: Log, bounds: Mapping[TopicPartition, Offsets], stop: threading.Event | None = None) -> Iterator[Record]:
+    """The records in [begin, end) of each partition as one stream; fewer once `stop` is set. Blocks.
+
+    Of each partition in order, of several the earliest first, as far as their writers' clocks go; it ends, whatever is
+    appended meanwhile, and holds of each partition only what one read brought. Raises UnavailableError, LogGapError.
+    """
+    with ExitStack() as ends:
+        streams = [
+            ends.enter_context(closing(_records_of(log, where, bounds[where], stop))) for where in sorted(bounds)
+        ]
+        yield from heapq.merge(*streams, key=lambda record: record.timestamp_ms)
+
+
+def _records_of(
+    log: Log, where: TopicPartition, bounds: Offsets, stop: threading.Event | None
+) -> Generator[Record, None, None]:
+    if bounds.begin >= bounds.end:
+        return
+    chunks = follow(
+        log,
+        [where.topic],
+        starts={where: bounds.begin},
+        partitions=[where.partition],
+        max_records=_RECORDS_A_READ,
+        stop=stop,
+        patience_s=PATIENCE_S,
+    )
+    with closing(chunks):
+        for chunk in chunks:
+            for record in chunk.records:
+                if record.offset < bounds.end:
+                    yield record
+            if chunk.positions.get(where, 0) >= bounds.end:
+                return
 
 
 def replay(

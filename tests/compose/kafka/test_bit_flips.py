@@ -11,7 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.local_kafka.broker import LocalKafka
-from tracegrad.consumers.history.merge import merged
+from tracegrad.consumers.history.replay import merged
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import TopicPartition
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.memory_log import MemoryLog
-from tracegrad.consumers.history.merge import merged
+from tracegrad.consumers.history.replay import merged
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 
 ONE, OTHER = TopicPartition("one", 0), TopicPartition("other", 1)

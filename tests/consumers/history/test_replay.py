@@ -16,11 +16,10 @@ from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation
 from tests.streams.make import RUN_HASH, TOPICS, agent_span, config, otlp
 from tracegrad.consumers.history.choose import Window, bounds_of
-from tracegrad.consumers.history.merge import merged
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.consumers.history.recorded import Recorded
 from tracegrad.consumers.history.refold import Refold
-from tracegrad.consumers.history.replay import History, Progress, replay
+from tracegrad.consumers.history.replay import History, Progress, merged, replay
 from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record, TopicPartition
