@@ -29,12 +29,11 @@ import msgspec
 from benchmarks.index import MadeLog
 from tests.streams.make import TOPICS
 from tracegrad.compose.history.index import mark_current
-from tracegrad.compose.page.kept import KEPT, mark_of
+from tracegrad.compose.page.page_file import PAGE_FILE, PageFile, mark_of
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.consumers.index.build import catch_up
 from tracegrad.consumers.index.file import remove
 from tracegrad.consumers.index.schema import open_index
-from tracegrad.consumers.page.kept import Kept, read_kept
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.weights import WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Topic
@@ -54,17 +53,17 @@ _VIEWS = (
 )
 
 
-def lengthened(kept: Kept, num_steps: int) -> Kept:
+def lengthened(file: PageFile, num_steps: int) -> PageFile:
     """So many steps, and versions that they led to."""
     records = list[tuple[Topic, bytes]]()
-    for topic, many in itertools.groupby(kept.records, key=lambda one: one[0]):
+    for topic, many in itertools.groupby(file.records, key=lambda one: one[0]):
         values = [value for _, value in many]
         if topic is Topic.TRAINING_STEPS:
             values = list(_more_steps(values, num_steps))
         elif topic is Topic.WEIGHTS:
             values = list(_more_versions(values, num_steps))
         records += [(topic, value) for value in values]
-    return msgspec.structs.replace(kept, records=records)
+    return msgspec.structs.replace(file, records=records)
 
 
 def _more_steps(values: Sequence[bytes], num: int) -> Iterator[bytes]:
@@ -86,18 +85,18 @@ def make_long(run: Path, folder: Path, num: int) -> RunDir:
     """The folder of a run of so many episodes."""
     shutil.copytree(run, folder, symlinks=True)
     run_dir = RunDir.open(folder)
-    left = folder / KEPT
-    kept = read_kept(left.read_bytes(), run_dir.record.hash) if left.exists() else None
-    if kept is None:
-        raise SystemExit(f"expected {KEPT} in {run}; look at the run once: tracegrad page --run-dir {run}")
+    path = folder / PAGE_FILE
+    if not path.exists():
+        raise SystemExit(f"expected {PAGE_FILE} in {run}; look at the run once: tracegrad page --run-dir {run}")
     index = folder / "index.sqlite"
     remove(index)
     with open_index(index) as connection:
         catch_up(MadeLog(num), TOPICS, "policy", connection)  # type: ignore[arg-type]
     mark_current(run_dir)
-    long = msgspec.structs.replace(lengthened(kept, -(-num // _EPISODES_A_STEP)), mark=mark_of(run_dir))
-    (folder / KEPT).write_bytes(msgspec.msgpack.encode(long))
-    print(f"{KEPT}: {(folder / KEPT).stat().st_size / 2**20:.1f} MiB; index: {index.stat().st_size / 2**20:.0f} MiB")
+    file = msgspec.msgpack.decode(path.read_bytes(), type=PageFile)
+    long = msgspec.structs.replace(lengthened(file, -(-num // _EPISODES_A_STEP)), mark=mark_of(run_dir))
+    path.write_bytes(msgspec.msgpack.encode(long))
+    print(f"{PAGE_FILE}: {path.stat().st_size / 2**20:.1f} MiB; index: {index.stat().st_size / 2**20:.0f} MiB")
     return run_dir
 
 

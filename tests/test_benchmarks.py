@@ -19,10 +19,9 @@ pytest.importorskip("torch")
 
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state
-from tracegrad.compose.page.kept import KEPT
+from tracegrad.compose.page.page_file import PAGE_FILE, PageFile
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import RunSettings
-from tracegrad.consumers.page.kept import Kept
 from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.fold import Fold
@@ -70,11 +69,11 @@ def test_page_benchmark_still_runs(
         settings, Endpoints(bootstrap_servers="127.0.0.1:9", llm_url="l", otlp_endpoint="o", engine_urls=("e",))
     )
     run, has = small_run(), (Topic.WEIGHTS, Topic.TRAINING_STEPS)
-    kept = Kept(
+    file = PageFile(
         run=run_dir.record.hash, mark="", dead_letters=[], counts={}, ends={},
         records=[(topic, value) for topic in has for value in run.values(topic)],
     )  # fmt: skip
-    (run_dir.path / KEPT).write_bytes(msgspec.msgpack.encode(kept))
+    (run_dir.path / PAGE_FILE).write_bytes(msgspec.msgpack.encode(file))
     monkeypatch.setattr(sys, "argv", ["page.py", "--run", str(run_dir.path), "--episodes", "200"])
     main = runpy.run_path(str(BENCHMARKS / "page.py"))
     main["main"]()

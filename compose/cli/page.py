@@ -79,9 +79,9 @@ def _tell(link: str) -> None:
 def _is_over(wiring: Wiring) -> bool:
     """Whether the run has ended and can be shown: its broker is free, or another reader's and not needed at first."""
     from ..history.broker import is_opened
-    from ..page.kept import current
+    from ..page.page_file import read_page_file
 
     folder = wiring.run_dir
     if wiring.settings.kafka.bootstrap_servers is not None:
         return False
-    return not folder.is_locked() or (is_opened(folder) and current(folder) is not None)
+    return not folder.is_locked() or (is_opened(folder) and read_page_file(folder) is not None)

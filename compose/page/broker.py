@@ -17,7 +17,7 @@ from ..history.broker import open_broker
 from ..history.index import is_current, mark_current
 from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
-from .kept import learned_mark_of, leave, leave_learned
+from .page_file import write_page_file
 
 __all__ = ["keep_broker"]
 
@@ -25,18 +25,14 @@ _POLL_S = 0.2
 _READ_S = 600.0
 
 
-def keep_broker(run_dir: RunDir, board: Board, stop: threading.Event, mark: str | None) -> None:
-    """Until `stop` is set. Blocks. Raises ConfigurationError when another reader has it at first, UnavailableError.
-
-    Args:
-        mark: of what is on the board; None: it is empty.
-    """
+def keep_broker(run_dir: RunDir, board: Board, stop: threading.Event) -> None:
+    """Until `stop` is set. Blocks. Raises ConfigurationError when another reader has it at first, UnavailableError."""
     while not stop.is_set():
         must_read = not board.is_read
         is_searched = board.said_wanted.is_set()
         if must_read or board.asks_log or is_searched or (board.wanted.is_set() and not _knows_all(run_dir, board)):
             try:
-                mark = _open(run_dir, board, stop, mark)
+                _open(run_dir, board, stop)
                 board.say("")
             except TracegradError as error:
                 if must_read:
@@ -53,31 +49,24 @@ def _knows_all(run_dir: RunDir, board: Board) -> bool:
     return True
 
 
-def _open(run_dir: RunDir, board: Board, stop: threading.Event, mark: str | None) -> str | None:
-    """Connects the board for as long as something asks; the mark of what is on it then."""
+def _open(run_dir: RunDir, board: Board, stop: threading.Event) -> None:
+    """Connects the board for as long as something asks; what it lacked is left for the next page."""
     with open_broker(run_dir) as servers:
         opened, done = Wiring(run_dir, bootstrap_servers=servers), threading.Event()
-        # Before anybody can see that the log is there: what comes from then on is not marked as read.
-        must_read, own, num_kept = not board.is_read, learned_mark_of(run_dir), 0
+        must_read = not board.is_read
         board.connect(opened.log(), opened.kafka(), servers)
         reading = Reading(board, done, starts=run_dir.starts, folds=must_read)
         reading.start()
         try:
             if must_read:
-                mark = leave(run_dir, board, reading, timeout_s=_READ_S, stop=stop)
-            is_over = False
-            while not is_over:
-                is_over = stop.wait(_POLL_S) or not _is_wanted(board, reading)
-                # Once each time: a record that is gone stays gone.
-                if mark is not None and board.learned is None and reading.num_filled > num_kept:
-                    num_kept = reading.num_filled
-                    leave_learned(run_dir, board, mark, own)
+                write_page_file(run_dir, board, reading, timeout_s=_READ_S, stop=stop)
+            while not stop.wait(_POLL_S) and _is_wanted(board, reading):
+                pass
         finally:
             reading.close()
             board.disconnect()
     if reading.num_filled:
         mark_current(run_dir)
-    return mark
 
 
 def _is_wanted(board: Board, reading: Reading) -> bool:

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracegrad.consumers.page.asked import Rater, Rating
+from tracegrad.consumers.page.board import Rater, Rating
 from tracegrad.producers.client.feedback import send_feedback
 from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.schemas.errors import RequestError, UnavailableError

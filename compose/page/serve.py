@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 from tracegrad.consumers.page.app import make_app
-from tracegrad.consumers.page.asked import Asked, Target
-from tracegrad.consumers.page.board import About, Board
-from tracegrad.consumers.page.kept import restore
+from tracegrad.consumers.page.board import About, Board, MetricsTarget, RunServices
 from tracegrad.consumers.page.reading import Reading
 from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
@@ -24,7 +21,7 @@ from ..metrics.endpoint import announced, scrape_line
 from ..run.session import run_state
 from ..run.wiring import Wiring
 from .broker import keep_broker
-from .kept import current, learned_mark_of, leave, leave_learned
+from .page_file import read_page_file, restore_board, write_page_file
 from .rate import rater_of
 from .texts import explain_by, find_task_in, pieces_of
 
@@ -62,15 +59,15 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         refusal=ring.refusal,
         pieces=pieces_of(wiring),
         explain=explain_by(wiring),
-        asked=_asked(wiring, is_live=is_live),
+        services=_services(wiring, is_live=is_live),
     )
 
 
-def _asked(wiring: Wiring, *, is_live: bool) -> Asked:
+def _services(wiring: Wiring, *, is_live: bool) -> RunServices:
     """What the views ask for beside topics."""
     run_dir = wiring.run_dir
-    return Asked(
-        targets=lambda: [Target(*one) for one in announced(run_dir.metrics, wiring.record.name)],
+    return RunServices(
+        targets=lambda: [MetricsTarget(*one) for one in announced(run_dir.metrics, wiring.record.name)],
         scrape=scrape_line(run_dir.metrics, wiring.record.name),
         rater=rater_of(wiring) if is_live else None,
         find_task=find_task_in(wiring),
@@ -88,11 +85,7 @@ def serve_live(wiring: Wiring, *, port: int, fd: int | None = None, stop: thread
     finally:
         try:
             if wiring.settings.kafka.bootstrap_servers is None:
-                began = time.monotonic()
-                mark = leave(wiring.run_dir, board, reading, timeout_s=_LEAVE_S)
-                own = learned_mark_of(wiring.run_dir)
-                if mark is not None and reading.fill(_LEAVE_S - (time.monotonic() - began)):
-                    leave_learned(wiring.run_dir, board, mark, own)
+                write_page_file(wiring.run_dir, board, reading, timeout_s=_LEAVE_S)
         except TracegradError as error:
             logger.warning("page: the next page reads the topics again: %s", error)
         reading.close()
@@ -106,12 +99,12 @@ def serve_ended(wiring: Wiring, *, port: int, stop: threading.Event) -> None:
     does not start.
     """
     board, failed = board_of(wiring, is_live=False), list[TracegradError]()
-    if (kept := current(wiring.run_dir)) is not None:
-        restore(board, kept)
+    if (file := read_page_file(wiring.run_dir)) is not None:
+        restore_board(board, file)
 
     def read() -> None:
         try:
-            keep_broker(wiring.run_dir, board, stop, kept.mark if kept is not None else None)
+            keep_broker(wiring.run_dir, board, stop)
         except TracegradError as error:
             failed.append(error)
             stop.set()

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,16 +27,15 @@ from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, Reward
+from tracegrad.schemas.records.tasks import Task
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..index.build import Progress
 from ..index.said import are_prompts_read, episodes_that_said, open_said, positions_of
 from ..index.schema import open_index
 from ..views.run_state import RunState
-from .asked import NOTHING, Asked
-from .episodes.told import Kept
 
-__all__ = ["About", "Ask", "Board", "TopicCount", "Worth"]
+__all__ = ["About", "Ask", "Board", "MetricsTarget", "Rater", "Rating", "RunServices", "TopicCount", "Worth"]
 
 _LOOKED_S = 10.0
 """So long after the last look the run counts as watched."""
@@ -93,6 +92,58 @@ class Worth(NamedTuple):
     """(what, value, what it counts here, why)."""
 
 
+class Rating(NamedTuple):
+    """One piece of feedback, by the names of the gateway's route."""
+
+    target: Mapping[str, str]
+    """The one id that it is about, by its field."""
+    name: str
+    value: float
+    reason: str
+    key: str
+    """Idempotency key."""
+
+
+class Rater(NamedTuple):
+    """The run's rewards gateway."""
+
+    names: Mapping[str, tuple[float, float]]
+    """What can be rated -> from, to."""
+    is_trained_on: bool
+    """Whether the run waits for scores; else a close ends all."""
+    wait_s: float
+    """How long it does, from an episode's close."""
+    send: Callable[[Rating], None]
+    """Blocks. Raises RequestError, UnavailableError."""
+    receipts: Callable[[str], Sequence[Mapping[str, Any]]]
+    """What became of what was said under a key; none: nothing was. Blocks. Raises UnavailableError."""
+
+
+class MetricsTarget(NamedTuple):
+    """Where a process's metrics are."""
+
+    process: str
+    url: str
+
+
+class RunServices(NamedTuple):
+    """What compose does for the page, which rooms do not know: the run's rewards gateway, its tasks, where its metrics
+    are."""
+
+    targets: Callable[[], Sequence[MetricsTarget]] = tuple
+    """Where the metrics of the run's processes are now."""
+    scrape: str = ""
+    """What Prometheus' settings need to find them, at each start anew."""
+    rater: Rater | None = None
+    """Takes scores; None: the run takes no feedback."""
+    find_task: Callable[[str], Task | None] = lambda id_: None
+    """One of the run's tasks by its id, while its file has it. Blocks. Raises RequestError."""
+
+
+_NO_SERVICES = RunServices()
+"""Of a page beside which nothing is."""
+
+
 class Board:
     """One run's. Folded by one thread, read by any under `lock`."""
 
@@ -105,8 +156,6 @@ class Board:
     """How far the index is filled; None before it is."""
     said_progress: Progress | None = None
     """How far what was said is read, since this page began; None before it is."""
-    learned: Kept | None = None
-    """What was learned, as a page of this run, which has ended, kept it; None: the index and the log tell."""
     _asked_until: float | None = None
     _looked_at: float | None = None
 
@@ -121,7 +170,7 @@ class Board:
         refusal: Callable[[Topic, Record], str | None] = lambda topic, record: None,
         pieces: Callable[[Sequence[int]], list[str]] | None = None,
         explain: Callable[[Episode, Sequence[Reward]], Mapping[str, Worth]] | None = None,
-        asked: Asked = NOTHING,
+        services: RunServices = _NO_SERVICES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -134,8 +183,8 @@ class Board:
         self.about, self.topics, self.state = about, topics, state
         self.opened, self._raw, self.refusal = log, raw, refusal
         self.pieces, self.explain = pieces, explain
-        self.targets, self.scrape = asked.targets, asked.scrape
-        self.rater, self.find_task = asked.rater, asked.find_task
+        self.targets, self.scrape = services.targets, services.scrape
+        self.rater, self.find_task = services.rater, services.find_task
         self.lock = threading.RLock()
         self.running: BoundedMap[str, int] = BoundedMap(_RUNNING)
         """Attempt at work -> when it began, unix ms."""

@@ -111,19 +111,6 @@ class Reading:
             board.changed()
         return True
 
-    def fill(self, timeout_s: float) -> bool:
-        """Brings the index up to date by itself. False: it lacks something after so long. Raises UnavailableError."""
-        until = time.monotonic() + timeout_s
-
-        def stop_late(progress: Progress) -> None:
-            if time.monotonic() > until and progress.num_read < progress.num_records:
-                raise TimeoutError
-
-        with contextlib.suppress(TimeoutError):
-            self._catch_up(stop_late)
-            return True
-        return False
-
     def _again(self, name: str, what: Callable[[], None]) -> None:
         while not self._stop.is_set():
             try:

@@ -1,7 +1,7 @@
 """Run: how training goes, and what is going on now.
 
-In: the board. Out: a model, and the charts' numbers. Invariant: of the board alone, under its lock, but
-for what an ended run learned. Failure: none.
+In: the board. Out: a model, and the charts' numbers. Invariant: of the board alone, under its lock.
+Failure: none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ..views.held_out import HeldOut, held_out_of, held_out_text
 from ..views.now import Now, now_in, waiting_text
 from .board import Ask, Board
 from .charts import Charts, alarm_spells, charts_of
-from .episodes.learned import learned_of
 from .view import View
 
 __all__ = ["VIEW", "now_of", "pays_most"]
@@ -33,8 +32,7 @@ _NEWEST = 10
 
 
 def model(board: Board, _ask: Ask) -> dict[str, Any]:
-    """What the template shows; of a run that is over, what it learned first."""
-    learned = learned_of(board, Ask()) if not board.about.is_live else None
+    """What the template shows."""
     with board.lock:
         steps, passes, state = board.state.steps, _passes(board), board.state
         now = now_of(board)
@@ -43,7 +41,6 @@ def model(board: Board, _ask: Ask) -> dict[str, Any]:
         serving = state.serving if board.about.is_live else [ack for _, ack in sorted(state.acks.items())]
         return {
             "now": now,
-            "learned": learned,
             "waiting": waiting_text(now) if board.is_read else "Reading the run's topics ...",
             "newest": newest,
             "held_out": [(one, held_out_text(one)) for one in passes],

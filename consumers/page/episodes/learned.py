@@ -1,41 +1,86 @@
 """The view people love: one held-out task, first and last transcript side by side, between them what learned it.
 
-In: what the index tells (told.py), the two attempts' records; of a run that has ended, what an earlier page kept of
-both. Out: the model of the view. Invariant: what is kept is shown without the log and the index. Failure:
-RequestError for a task that was never held out; a record that is gone is said to be.
+In: the run's index, perhaps a task; the two attempts' records. Out: the model of the view. Invariant: of a task the
+first and the last attempt in time, whatever they came to, and of several samples of a pass the first that closed. Which
+task, is picked: one that was lost and is won, of which most can be seen, unless one is asked for. Failure: RequestError
+for a task that was never held out; a record that is gone is said to be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.log.protocol import Log
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import Episode
 
-from ...index.schema import open_index
 from ..board import Ask, Board
 from ..view import View
-from .source import read_episodes
-from .told import End, Kept, Side, TaskSeen, Told, Tried, tell
+from .source import facts_of, read_episodes
 from .transcript import Pieces, Said, said
 
-__all__ = ["VIEW", "Attempt", "Learned", "keep_learned", "learned", "learned_of"]
+__all__ = ["VIEW", "HeldOutTask", "LearnedTask", "learned_of", "learned_task", "tasks_of"]
 
+_MAX_ATTEMPTS = 200_000
+_MAX_TASKS = 500
 _WIDTH, _HEIGHT = 600.0, 80.0
+Records = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Episode] | None]
+"""Facts of attempts -> their records by episode, as far as they are there; None: no log was there to ask. Blocks."""
 
 
-class Attempt(NamedTuple):
-    """One of the two that are shown."""
+class HeldOutAttempt(NamedTuple):
+    """An attempt at a held-out task, as the index knows it."""
 
-    facts: End
+    task: str
+    episode: str
+    at_ms: int
+    version: int | None
+    reward: float | None
+    calls: int
+    tools: int
+
+
+class HeldOutTask(NamedTuple):
+    """What became of a held-out task, from its first attempt to its last."""
+
+    task: str
+    first: HeldOutAttempt
+    last: HeldOutAttempt
+    num: int
+    num_better: int
+    """Attempts between that were worth more than the first."""
+
+    @property
+    def gain(self) -> float:
+        """Of the last over the first, 0 where one has no reward."""
+        return 0.0 if self.first.reward is None or self.last.reward is None else self.last.reward - self.first.reward
+
+
+class Totals(NamedTuple):
+    """All held-out tasks, at their first or last attempt."""
+
+    num: int
+    num_won: int
+    """Worth as much as the best reward of all, or more than 0 where that is all that is known."""
+    calls: float
+    tools: float
+
+
+class Transcript(NamedTuple):
+    """One of the two attempts that are shown."""
+
+    facts: Mapping[str, Any]
+    """Of the index."""
     calls: list[Said]
     """Empty where its record is gone."""
     num_hidden: int
 
 
-class Bar(NamedTuple):
+class VersionBar(NamedTuple):
     """A version between the two, in the picture's own units."""
 
     version: int
@@ -47,64 +92,132 @@ class Bar(NamedTuple):
     height: float
 
 
-class Dot(NamedTuple):
+class AttemptDot(NamedTuple):
     """An attempt at this task, likewise."""
 
-    tried: Tried
+    tried: HeldOutAttempt
     x: float
     y: float
 
 
-class Learned(NamedTuple):
+class LearnedTask(NamedTuple):
     """The view."""
 
-    task: TaskSeen
-    first: Attempt
-    last: Attempt | None
+    task: HeldOutTask
+    first: Transcript
+    last: Transcript | None
     """None: it was attempted once."""
     changes: list[str]
     """What the last does that the first did not, in words."""
-    bars: list[Bar]
-    dots: list[Dot]
-    before: Side
-    after: Side
-    others: list[TaskSeen]
+    bars: list[VersionBar]
+    dots: list[AttemptDot]
+    before: Totals
+    after: Totals
+    others: list[HeldOutTask]
     """Tasks to choose, the one that shows most first."""
     num_others: int
     is_read: bool
     """Whether the log was asked for what is not there."""
 
 
-def learned(told: Told, episodes: Mapping[str, Episode] | None, pieces: Pieces | None = None) -> Learned:
-    """The view. Pure.
+def tasks_of(connection: sqlite3.Connection) -> list[HeldOutTask]:
+    """The held-out tasks, the one that shows most first: the greatest gain, most wins between, most that is done."""
+    rows = connection.execute(
+        "SELECT (SELECT word FROM words WHERE n = e.task), e.id, e.at_ms, e.version, e.reward, e.calls, e.tools "
+        "FROM episodes e WHERE e.purpose = (SELECT n FROM words WHERE field = 'purpose' AND word = ?) "
+        "AND e.final AND e.task IS NOT NULL ORDER BY e.task, e.at_ms, e.n LIMIT ?",
+        (Purpose.VALIDATION.value, _MAX_ATTEMPTS),
+    )
+    found = [_seen(list(tries)) for _, tries in groupby((HeldOutAttempt(*row) for row in rows), attrgetter("task"))]
+    return sorted(found, key=_shows, reverse=True)
 
-    Args:
-        episodes: records of the two attempts, as far as they are there; None: no log was there to ask.
-        pieces: the policy's tokenizer.
-    """
-    attempts = [_attempt(one, (episodes or {}).get(one.episode), pieces) for one in told.ends]
-    bars, dots = _between(told.versions, told.tries)
-    return Learned(
-        task=told.task,
-        first=attempts[0],
-        last=attempts[1] if attempts[1:] else None,
-        changes=list(_changes(*attempts)) if attempts[1:] else [],
+
+def _seen(tries: Sequence[HeldOutAttempt]) -> HeldOutTask:
+    first, last = tries[0], tries[-1]
+    better = sum(one.reward is not None and one.reward > (first.reward or 0.0) for one in tries[1:-1])
+    return HeldOutTask(first.task, first, last, len(tries), better)
+
+
+def _shows(task: HeldOutTask) -> tuple[float, int, int, str]:
+    return task.gain, task.num_better, task.last.calls + task.last.tools, task.task
+
+
+def learned_task(
+    connection: sqlite3.Connection, task: str | None = None, *, records: Records, pieces: Pieces | None = None
+) -> LearnedTask | None:
+    """The view of a task, or of the one that shows most; None: no task was held out yet, or none has ended. Blocks.
+    Raises RequestError. `pieces`: the policy's tokenizer."""
+    tasks = tasks_of(connection)
+    if not tasks:
+        return None
+    chosen = next((one for one in tasks if one.task == task), None) if task is not None else tasks[0]
+    if chosen is None:
+        raise RequestError(
+            f"no task {task!r} was held out in this run; Learned, without ?task=, offers those that were", status=404
+        )
+    tries = _tries(connection, chosen.task)
+    ends = [facts_of(connection, one.episode) for one in (chosen.first, chosen.last)[: chosen.num]]
+    episodes = records(ends)
+    shown = [_transcript(facts, (episodes or {}).get(facts["episode"]), pieces) for facts in ends]
+    bars, dots = _between(_versions(connection, tries), tries)
+    return LearnedTask(
+        task=chosen,
+        first=shown[0],
+        last=shown[1] if shown[1:] else None,
+        changes=list(_changes(*shown)) if shown[1:] else [],
         bars=bars,
         dots=dots,
-        before=told.before,
-        after=told.after,
-        others=told.others,
-        num_others=told.num_others,
+        before=_totals([one.first for one in tasks], tasks),
+        after=_totals([one.last for one in tasks], tasks),
+        others=tasks[:_MAX_TASKS],
+        num_others=len(tasks),
         is_read=episodes is not None,
     )
 
 
-def _attempt(facts: End, episode: Episode | None, pieces: Pieces | None) -> Attempt:
+def _tries(connection: sqlite3.Connection, task: str) -> list[HeldOutAttempt]:
+    rows = connection.execute(
+        "SELECT e.id, e.at_ms, e.version, e.reward, e.calls, e.tools FROM episodes e "
+        "WHERE e.task = (SELECT n FROM words WHERE field = 'task' AND word = ?) "
+        "AND e.purpose = (SELECT n FROM words WHERE field = 'purpose' AND word = ?) AND e.final "
+        "ORDER BY e.at_ms, e.n",
+        (task, Purpose.VALIDATION.value),
+    )
+    return [HeldOutAttempt(task, *row) for row in rows]
+
+
+def _totals(tries: Sequence[HeldOutAttempt], tasks: Sequence[HeldOutTask]) -> Totals:
+    """A task is won by the best reward that any got."""
+    known = [one.reward for one in tries if one.reward is not None]
+    best = max((reward for task in tasks for reward in (task.first.reward, task.last.reward) if reward), default=0.0)
+    return Totals(
+        num=len(tries),
+        num_won=sum(reward >= best > 0 for reward in known),
+        calls=sum(one.calls for one in tries) / len(tries),
+        tools=sum(one.tools for one in tries) / len(tries),
+    )
+
+
+def _versions(connection: sqlite3.Connection, tries: Sequence[HeldOutAttempt]) -> list[tuple[int, int, float]]:
+    """(version, step, mean reward), behind the first attempt's version up to the last one's."""
+    numbers = [one.version for one in tries if one.version is not None]
+    if not numbers:
+        return []
+    return connection.execute(
+        "SELECT v.version, s.step, s.reward FROM versions v JOIN steps s ON s.step = v.step AND s.version = v.version "
+        "WHERE s.stands AND s.reward IS NOT NULL AND v.version > ? AND v.version <= ? ORDER BY v.version",
+        (min(numbers), max(numbers)),
+    ).fetchall()
+
+
+def _transcript(facts: Mapping[str, Any], episode: Episode | None, pieces: Pieces | None) -> Transcript:
     calls = said(episode, pieces) if episode is not None else []
-    return Attempt(facts, calls, facts.calls - len(calls))
+    return Transcript(facts, calls, facts["calls"] - len(calls))
 
 
-def _between(versions: Sequence[tuple[int, int, float]], tries: Sequence[Tried]) -> tuple[list[Bar], list[Dot]]:
+def _between(
+    versions: Sequence[tuple[int, int, float]], tries: Sequence[HeldOutAttempt]
+) -> tuple[list[VersionBar], list[AttemptDot]]:
     """Versions between the first attempt and the last, each as high as its step's reward; and the attempts."""
     numbers = [one.version for one in tries if one.version is not None]
     if not numbers:
@@ -114,7 +227,7 @@ def _between(versions: Sequence[tuple[int, int, float]], tries: Sequence[Tried])
     low, high = min(rewards), max(rewards)
     scale, wide = _HEIGHT / ((high - low) or 1.0), _WIDTH / max(1, last - first)
     bars = [
-        Bar(
+        VersionBar(
             version=version,
             step=step,
             reward=reward,
@@ -126,78 +239,53 @@ def _between(versions: Sequence[tuple[int, int, float]], tries: Sequence[Tried])
         for version, step, reward in versions
     ]
     dots = [
-        Dot(one, round((one.version - first) * wide, 1), round(_HEIGHT - (one.reward - low) * scale, 1))
+        AttemptDot(one, round((one.version - first) * wide, 1), round(_HEIGHT - (one.reward - low) * scale, 1))
         for one in tries
         if one.version is not None and one.reward is not None
     ]
     return bars, dots
 
 
-def _changes(first: Attempt, last: Attempt) -> Iterator[str]:
+def _changes(first: Transcript, last: Transcript) -> Iterator[str]:
     """What is done now that was not before, by what the records tell."""
     old, new = first.facts, last.facts
-    if (old.reward, new.reward) != (None, None):
-        yield f"reward {_number(old.reward)} -> {_number(new.reward)}"
-    added = sorted({*new.tool} - {*old.tool})
-    dropped = sorted({*old.tool} - {*new.tool})
+    if (old["reward"], new["reward"]) != (None, None):
+        yield f"reward {_number(old['reward'])} -> {_number(new['reward'])}"
+    added = sorted({*new["tool"]} - {*old["tool"]})
+    dropped = sorted({*old["tool"]} - {*new["tool"]})
     if added:
         yield f"uses {', '.join(added)} now"
     if dropped:
         yield f"no longer uses {', '.join(dropped)}"
-    for name, words in (("tools", "tools that ran"), ("tools_failed", "tools that failed"), ("calls", "calls")):
-        if getattr(old, name) != getattr(new, name):
-            yield f"{words} {getattr(old, name)} -> {getattr(new, name)}"
     broken = [sum(tool.is_unparsable for call in one.calls for tool in call.tools) for one in (first, last)]
-    if broken[0] != broken[1]:
-        yield f"tool requests that do not parse {broken[0]} -> {broken[1]}"
-    if old.tokens != new.tokens:
-        yield f"tokens written {old.tokens} -> {new.tokens}"
+    for words, before, after in (
+        ("tools that ran", old["tools"], new["tools"]),
+        ("tools that failed", old["tools_failed"], new["tools_failed"]),
+        ("calls", old["calls"], new["calls"]),
+        ("tool requests that do not parse", *broken),
+        ("tokens written", old["tokens"], new["tokens"]),
+    ):
+        if before != after:
+            yield f"{words} {before} -> {after}"
 
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
 
 
-def learned_of(board: Board, ask: Ask) -> Learned | None:
+def learned_of(board: Board, ask: Ask) -> LearnedTask | None:
     """The view of the task that the URL names, or of the one that shows most; None: no task was held out. Blocks."""
     if board.about.replays is not None:
         return None  # the attempts are those of the source's policy
-    task, kept = ask.query.get("task"), board.learned
-    if kept is not None and (kept.told is None or task in (None, kept.told.task.task)):
-        return learned(kept.told, _decoded(kept), board.pieces) if kept.told is not None else None
+
+    def records(facts: Sequence[Mapping[str, Any]]) -> Mapping[str, Episode] | None:
+        log = board.log
+        if log is None:
+            return None
+        return {id_: one.episode for id_, one in read_episodes(log, board.topics, facts).items()}
+
     with board.index() as connection:
-        told = tell(connection, task)
-    if told is None:
-        return None
-    return learned(told, _read(board, board.log, told) if board.log is not None else None, board.pieces)
-
-
-def keep_learned(board: Board, mark: str) -> Kept | None:
-    """What an index that lacks nothing tells, with the records; None: no log is there, or it lost one. Blocks."""
-    if board.opened is None or board.about.replays is not None:
-        return None
-    with open_index(board.index_path) as connection:
-        told = tell(connection)
-    found = _read(board, board.opened, told) if told is not None else {}
-    if told is not None and len(found) < len(told.ends):
-        return None
-    return Kept(mark=mark, told=told, records=[EPISODES.encode(one) for one in found.values()])
-
-
-def _read(board: Board, log: Log, told: Told) -> dict[str, Episode]:
-    found = read_episodes(log, board.topics, told.places)
-    return {id_: one.episode for id_, one in found.items()}
-
-
-def _decoded(kept: Kept) -> dict[str, Episode]:
-    found = {}
-    for record in kept.records:
-        try:
-            episode = EPISODES.decode(record)
-        except RecordError:
-            continue
-        found[episode.episode_id] = episode
-    return found
+        return learned_task(connection, ask.query.get("task"), records=records, pieces=board.pieces)
 
 
 def _model(board: Board, ask: Ask) -> dict[str, Any]:

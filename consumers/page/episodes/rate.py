@@ -20,8 +20,7 @@ from tracegrad.schemas.errors import RequestError, UnavailableError
 from tracegrad.schemas.records.episodes import Episode
 
 from ...index.show import time_text
-from ..asked import Rater, Rating
-from ..board import Board
+from ..board import Board, Rater, Rating
 from .source import facts_of, read_episodes
 
 __all__ = ["Form", "form_of", "rate"]

@@ -18,10 +18,7 @@ import pytest
 
 from tests.compose.page.serving import Served, eventually, is_there, served
 from tracegrad.compose.history.broker import is_opened, open_broker
-from tracegrad.compose.page.kept import KEPT, current
-from tracegrad.compose.run.run_dir import RunDir
-from tracegrad.compose.run.wiring import Wiring
-from tracegrad.schemas.topics import Topic
+from tracegrad.compose.page.page_file import PAGE_FILE, read_page_file
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -185,16 +182,14 @@ def test_a_run_that_has_ended_is_shown_beside_its_other_readers(tmp_path: Path) 
     with served(tmp_path) as live:
         live.train(1, 2)
         run_dir = live.wiring.run_dir
-    assert stat.S_IMODE((run_dir.path / KEPT).stat().st_mode) == 0o600
-    kept = current(run_dir)
-    assert kept is not None and len(kept.records) == 2
-    assert kept.learned is not None and kept.learned.told is None
+    assert stat.S_IMODE((run_dir.path / PAGE_FILE).stat().st_mode) == 0o600
+    file = read_page_file(run_dir)
+    assert file is not None and len(file.records) == 2
     with opened(run_dir.path) as client, opened(run_dir.path) as second:
         for one in (client, second):
             assert steps_shown(one) == [1, 2]
             assert one.get("/system").status_code == 200
-            assert "No held-out task has ended." in one.get("/").text
-            assert "No held-out task has ended." in one.get("/learned").text
+            assert "What it learned" in one.get("/").text
         assert not is_opened(run_dir)
         episodes = tracegrad("episodes", "--run-dir", str(run_dir.path))
         beside = subprocess.run(episodes, capture_output=True, text=True, timeout=100, check=False)
@@ -208,7 +203,7 @@ def test_a_run_that_has_ended_is_shown_beside_its_other_readers(tmp_path: Path) 
             assert steps_shown(third) == [1, 2]
             assert "The run has ended after step 2" in third.get("/").text
     assert not run_dir.is_locked()
-    assert current(run_dir) == kept
+    assert read_page_file(run_dir) == file
 
 
 @pytest.mark.parametrize("what", ["gone", "damaged", "older"])
@@ -217,45 +212,25 @@ def test_a_page_without_what_another_left_reads_the_topics_and_leaves_it(tmp_pat
     with served(tmp_path) as live:
         live.train(1, 2)
         run_dir = live.wiring.run_dir
-    kept = run_dir.path / KEPT
+    path = run_dir.path / PAGE_FILE
     if what == "gone":
-        kept.unlink()
+        path.unlink()
     elif what == "damaged":
-        kept.write_bytes(kept.read_bytes()[:-1])
+        path.write_bytes(path.read_bytes()[:-1])
     else:
         run_dir.endpoints_file.touch()
-    assert current(run_dir) is None
+    assert read_page_file(run_dir) is None
     with opened(run_dir.path) as client:
         eventually(lambda: steps_shown(client) == [1, 2], "two steps")
-        eventually(lambda: is_left(run_dir), "what was learned is left too")
+        eventually(lambda: read_page_file(run_dir) is not None, "the next page needs no broker")
         eventually(lambda: not run_dir.is_locked() and not is_opened(run_dir), "the broker is free")
-
-
-def is_left(run_dir: RunDir) -> bool:
-    """Whether the next page needs no broker."""
-    kept = current(run_dir)
-    return kept is not None and kept.learned is not None
-
-
-def test_what_was_learned_is_read_anew_once_an_episode_came(tmp_path: Path) -> None:
-    """The curves are still those that another page left."""
-    with served(tmp_path) as live:
-        live.train(1, 2)
-        wiring = live.wiring
-    assert is_left(wiring.run_dir)
-    with open_broker(wiring.run_dir) as servers:
-        writer = Wiring(wiring.run_dir, bootstrap_servers=servers).log().writer()
-        writer.append(wiring.topics.name(Topic.EPISODES), key=b"k", value=b"no episode").result(30)
-        writer.close()
-    kept = current(wiring.run_dir)
-    assert kept is not None and kept.learned is None and len(kept.records) == 2
 
 
 def test_a_page_that_has_nothing_and_gets_no_broker_says_who_has_it(tmp_path: Path) -> None:
     """It ends."""
     with served(tmp_path) as live:
         run_dir = live.wiring.run_dir
-    (run_dir.path / KEPT).unlink()
+    (run_dir.path / PAGE_FILE).unlink()
     with open_broker(run_dir):
         page = tracegrad("page", "--run-dir", str(run_dir.path))
         refused = subprocess.run(page, capture_output=True, text=True, timeout=100, check=False)

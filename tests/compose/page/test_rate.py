@@ -17,7 +17,7 @@ from tests.producers.keys import KEY, RUN_HASH
 from tests.producers.rewards.listening import listening
 from tests.serving import free_port, until
 from tracegrad.compose.page.rate import rater_at
-from tracegrad.consumers.page.asked import Rater, Rating
+from tracegrad.consumers.page.board import Rater, Rating
 from tracegrad.consumers.page.episodes.rate import form_of, rate
 from tracegrad.producers.feedback_names import RangeConfig
 from tracegrad.producers.rewards.config import FeedbackConfig

@@ -12,8 +12,7 @@ import pytest
 from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.page.looking import board_over, draw, elements_of
 from tracegrad.consumers.page.board import Ask, Board
-from tracegrad.consumers.page.episodes.learned import keep_learned, learned, learned_of
-from tracegrad.consumers.page.episodes.told import Told, tasks_of, tell
+from tracegrad.consumers.page.episodes.learned import LearnedTask, learned_of, learned_task, tasks_of
 from tracegrad.schemas.errors import RequestError
 
 _TRIES = {
@@ -25,9 +24,9 @@ _TRIES = {
 }
 
 
-def told(connection: sqlite3.Connection, task: str | None = None) -> Told:
-    """Of a run that held tasks out."""
-    found = tell(connection, task)
+def learned(connection: sqlite3.Connection, task: str | None = None) -> LearnedTask:
+    """Of a run that held tasks out, by its index."""
+    found = learned_task(connection, task, records=lambda facts: None)
     assert found is not None
     return found
 
@@ -79,10 +78,10 @@ def test_the_task_that_shows_most_comes_first(board: Board) -> None:
 def test_the_ends_are_the_first_attempt_and_the_last(board: Board) -> None:
     """Of a task that is asked for too, whatever came of it: nothing is picked."""
     with board.index() as connection:
-        found = learned(told(connection, "lost-again"), None)
+        found = learned(connection, "lost-again")
     assert found.last is not None
-    assert (found.first.facts.reward, found.last.facts.reward) == (1.0, 0.0)
-    assert (found.first.facts.version, found.last.facts.version) == (0, 2)
+    assert (found.first.facts["reward"], found.last.facts["reward"]) == (1.0, 0.0)
+    assert (found.first.facts["version"], found.last.facts["version"]) == (0, 2)
     assert found.changes[0] == "reward 1 -> 0"
     assert [dot.tried.reward for dot in found.dots] == [1.0, 1.0, 0.0]
 
@@ -90,7 +89,7 @@ def test_the_ends_are_the_first_attempt_and_the_last(board: Board) -> None:
 def test_all_tasks_are_counted_before_and_after(board: Board) -> None:
     """By the best reward that any got; those without one are not won."""
     with board.index() as connection:
-        found = learned(told(connection), None)
+        found = learned(connection)
     assert (found.before.num_won, found.after.num_won, found.before.num) == (1, 3, 5)
 
 
@@ -107,19 +106,11 @@ def test_the_view_stands_without_the_records(board: Board) -> None:
     assert "Its record is gone from the log." in text and "Version 2" in text
 
 
-def test_a_task_that_is_none_is_the_learned_views_alone(board: Board) -> None:
-    """Which says where those that are stand; Run shows what it shows without."""
-    board.about = msgspec.structs.replace(board.about, is_live=False)
-    assert draw(board, "/?task=nope").replace("%3Ftask%3Dnope", "") == draw(board, "/")
-    with pytest.raises(RequestError, match=r"no task 'nope' .*without \?task="):
-        draw(board, "/learned?task=nope")
-
-
 def test_a_run_that_held_nothing_out_yet_says_what_would_show(board: Board) -> None:
     """Nothing is an error in a run that has just begun."""
     with board.index() as connection:
         connection.execute("DELETE FROM episodes")
-        assert tell(connection) is None
+        assert learned_task(connection, records=lambda facts: None) is None
     board.is_indexed = True
     assert "No held-out task has ended." in draw(board, "/learned")
 
@@ -133,7 +124,6 @@ def test_a_replay_shows_no_attempts_of_the_run_that_it_repeats(board: Board) -> 
         assert "tracegrad page --run-dir runs/first" in text
         assert "won-late" not in text
     assert learned_of(board, Ask()) is None
-    assert board.opened is not None and keep_learned(board, "mark") is None
 
 
 def test_a_run_whose_episodes_are_not_read_yet_says_that(board: Board) -> None:
@@ -151,37 +141,3 @@ def test_real_attempts_are_shown_side_by_side(tmp_path: Path, tmp_path_factory: 
     board: Any = board_over(memory_log(long_run(tmp_path_factory.mktemp("weights"))), tmp_path)
     html = draw(board, "/learned")
     assert "w1 w2" in elements_of(html)[1]
-
-
-def test_what_is_kept_is_shown_without_index_and_log(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The same view; another task asks for them."""
-    board = board_over(memory_log(long_run(tmp_path_factory.mktemp("weights"))), tmp_path)
-    html = draw(board, "/learned")
-    board.learned = keep_learned(board, "mark")
-    assert board.learned is not None and len(board.learned.records) == 2
-    board.disconnect()
-    board.wanted.clear()
-    board.refuse("")
-    assert draw(board, "/learned") == html
-    assert not board.wanted.is_set() and not board.asks_log
-    with pytest.raises(RequestError):
-        draw(board, "/learned?task=another")
-    assert board.wanted.is_set()
-
-
-def test_a_run_that_held_nothing_out_keeps_just_that(board: Board) -> None:
-    """So that the next page asks nobody for it."""
-    with board.index() as connection:
-        connection.execute("DELETE FROM episodes")
-    board.learned = keep_learned(board, "mark")
-    board.is_indexed = False
-    board.wanted.clear()
-    assert "No held-out task has ended." in draw(board, "/learned")
-    assert not board.wanted.is_set()
-
-
-def test_a_record_that_is_gone_keeps_nothing(board: Board) -> None:
-    """A page that finds it later shows more."""
-    with board.index() as connection:
-        connection.execute('UPDATE episodes SET "offset" = 1000000')
-    assert keep_learned(board, "mark") is None

@@ -17,8 +17,7 @@ from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
 from tests.streams.credit.test_waiting import Run
 from tests.streams.make import call_id
-from tracegrad.consumers.page.asked import Rater, Rating
-from tracegrad.consumers.page.board import Board
+from tracegrad.consumers.page.board import Board, Rater, Rating
 from tracegrad.consumers.page.episodes.rate import form_of, rate
 from tracegrad.consumers.page.episodes.source import facts_of, read_episodes
 from tracegrad.schemas.errors import RequestError, UnavailableError

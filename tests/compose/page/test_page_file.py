@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,17 @@ from tests.consumers.page.boards import RUN, TOPICS, new_board
 from tests.consumers.page.looking import draw
 from tests.consumers.page.test_charts import step
 from tests.memory_log import MemoryLog
+from tracegrad.compose.page.page_file import PAGE_FILE, read_page_file, restore_board, write_page_file
+from tracegrad.compose.run.pipeline import prepare_run
+from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.settings import RunSettings
+from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.page import run, system
 from tracegrad.consumers.page.board import Ask, Board, TopicCount
-from tracegrad.consumers.page.episodes.told import End, Side, TaskSeen, Told, Tried
-from tracegrad.consumers.page.episodes.told import Kept as Learned
-from tracegrad.consumers.page.kept import keep, read_kept, restore
+from tracegrad.consumers.page.reading import Reading
 from tracegrad.consumers.views.run_state import RunState
-from tracegrad.schemas.ids import RunHash
+from tracegrad.producers.llm_gateway.config import PolicyConfig
+from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Offsets, Record
 from tracegrad.schemas.records.held_out import HeldOutPass, HeldOutScore
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessState, SupervisedProcess
@@ -61,28 +66,8 @@ def read_board(folder: Path) -> Board:
     board.dead_letters["assemble", "<malformed>"] = 3
     board.counts = {Topic.TRANSITIONS: TopicCount(8, 0.5, {Stage.CREDIT: 1})}
     board.ends = {Topic.TRANSITIONS: {0: Offsets(2, 10)}}
-    board.learned = learned_kept()
     board.is_read = True
     return board
-
-
-def learned_kept() -> Learned:
-    """A task that was lost and is won; the records are gone."""
-    tries = [Tried("t", f"e{at}", 1_000 * at, at, float(at), 1, at) for at in (0, 1)]
-    ends = [
-        End(
-            episode=f"e{at}", partition=0, offset=at, at_ms=1_000 * at, version=at, reward=float(at),
-            state="succeeded", calls=1, tokens=4, tools=at, tools_failed=0, tool=["calculator"] * at,
-        )
-        for at in (0, 1)
-    ]  # fmt: skip
-    task = TaskSeen("t", tries[0], tries[1], 2, 0)
-    sides = [Side(1, at, float(at), 1.0, float(at)) for at in (0, 1)]
-    told = Told(
-        task=task, tries=tries, first=ends[0], last=ends[1], versions=[(1, 1, 0.5)], before=sides[0], after=sides[1],
-        others=[task], num_others=1,
-    )  # fmt: skip
-    return Learned(mark="mark", told=told, records=[b"no record"])
 
 
 def fold(board: Board, topic: Topic, value: bytes) -> None:
@@ -106,15 +91,52 @@ def version(number: int, epoch: int) -> VersionManifest:
     )
 
 
-def test_the_next_page_shows_what_the_last_one_showed(tmp_path: Path) -> None:
-    """Run and System, and the curves, are equal; rates are not kept."""
-    board, again = read_board(tmp_path), new_board(tmp_path, MemoryLog(), is_live=False)
-    kept = read_kept(keep(board, "mark") or b"", RUN)
-    assert kept is not None and kept.mark == "mark"
-    restore(again, kept)
+class Settled(Reading):
+    """Of a board that is read."""
+
+    def settle(self, timeout_s: float, stop: threading.Event | None = None) -> bool:
+        return True
+
+
+def write(run_dir: RunDir, board: Board) -> Path:
+    """The file of a board."""
+    write_page_file(run_dir, board, Settled(board, threading.Event(), starts={}), timeout_s=0.0)
+    return run_dir.path / PAGE_FILE
+
+
+@pytest.fixture(name="run_dir", scope="module")
+def made_run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Without a record."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    return prepare_run(RunSettings(run=RunName("mine"), policy=PolicyConfig(model="none")), folder)
+
+
+def read_board_of(run_dir: RunDir) -> Board:
+    """The same, of this run."""
+    board = read_board(run_dir.path)
+    board.about = msgspec.structs.replace(board.about, hash=run_dir.record.hash)
+    return board
+
+
+def restored(run_dir: RunDir) -> Board | None:
+    """The board of the next page; None: it has to read."""
+    file = read_page_file(run_dir)
+    if file is None:
+        return None
+    again = new_board(run_dir.path, MemoryLog(), is_live=False)
+    restore_board(again, file)
+    return again
+
+
+def test_the_next_page_shows_what_the_last_one_showed(run_dir: RunDir) -> None:
+    """Run and System, and the curves, are equal; rates are not kept, and it asks for no record."""
+    board = read_board_of(run_dir)
+    write(run_dir, board)
+    again = restored(run_dir)
+    assert again is not None and again.is_read
     assert run.numbers(again, Ask()) == run.numbers(board, Ask())
     assert run.model(again, Ask()) == run.model(board, Ask())
-    assert "uses calculator now" in draw(again, "/") and not again.asks_log and not again.wanted.is_set()
+    assert "/learned" in draw(again, "/") and not again.asks_log and not again.wanted.is_set()
     board.counts = {topic: one._replace(per_s=None) for topic, one in board.counts.items()}
     assert system.model(again, Ask()) == system.model(board, Ask())
 
@@ -141,39 +163,47 @@ def test_the_log_is_asked_for_while_views_read_it(tmp_path: Path) -> None:
     assert not board.asks_log and board.trouble == "another has it"
 
 
-def test_what_is_another_runs_or_releases_is_passed_over(tmp_path: Path) -> None:
+def test_what_is_another_runs_or_releases_or_older_is_passed_over(run_dir: RunDir) -> None:
     """So that it is made anew."""
-    data = keep(read_board(tmp_path), "mark") or b""
-    assert read_kept(data, RunHash("ffffffff")) is None
-    assert read_kept(data.replace(b"page/1", b"page/9"), RUN) is None
-    assert read_kept(b"", RUN) is None
+    path = write(run_dir, read_board_of(run_dir))
+    data = path.read_bytes()
+    assert read_page_file(run_dir) is not None
+    for other in (b"", data.replace(b"page/1", b"page/9"), data.replace(run_dir.record.hash.encode(), b"ffffffff")):
+        path.write_bytes(other)
+        assert read_page_file(run_dir) is None
+    path.write_bytes(data)
+    run_dir.endpoints_file.touch()
+    assert read_page_file(run_dir) is None
+
+
+def test_what_comes_while_the_topics_are_read_is_not_taken_for_read(run_dir: RunDir) -> None:
+    """The next page reads it, then; of a topic that is not folded nothing is missed."""
+    for topic, is_current in ((Topic.EPISODES, True), (Topic.TRAINING_STEPS, False)):
+        folder = run_dir.kafka / "log" / f"{Wiring(run_dir).topics.name(topic)}-0"
+
+        class Growing(Settled):
+            def settle(self, timeout_s: float, stop: threading.Event | None = None, folder: Path = folder) -> bool:
+                folder.mkdir(parents=True)
+                (folder / "0.log").write_bytes(b"record")
+                return True
+
+        board = read_board_of(run_dir)
+        write_page_file(run_dir, board, Growing(board, threading.Event(), starts={}), timeout_s=0.0)
+        assert (read_page_file(run_dir) is not None) == is_current
+        (folder / "0.log").unlink()
+        folder.rmdir()
 
 
 @given(st.data())
-def test_damage_is_never_more_than_a_page_without_it(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_damage_is_never_more_than_a_page_without_it(run_dir: RunDir, data: st.DataObject) -> None:
     """Cut or changed anywhere: none, or a board that all views can show."""
-    folder = tmp_path_factory.getbasetemp()
-    whole = keep(read_board(folder), "mark") or b""
+    path = write(run_dir, read_board_of(run_dir))
+    whole = path.read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
-    damaged = whole[:at] + data.draw(st.binary(max_size=2)) + whole[at + data.draw(st.integers(0, 2)) :]
-    kept = read_kept(damaged, RUN)
-    if kept is not None:
-        board = new_board(folder, MemoryLog(), is_live=False)
-        restore(board, kept)
+    path.write_bytes(whole[:at] + data.draw(st.binary(max_size=2)) + whole[at + data.draw(st.integers(0, 2)) :])
+    board = restored(run_dir)
+    if board is not None:
         run.model(board, Ask())
         run.numbers(board, Ask())
         system.model(board, Ask())
         draw(board, "/")
-
-
-def test_what_was_learned_is_left_out_before_the_curves_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a file that would be too large; of one that still is, none is made."""
-    board = read_board(tmp_path)
-    whole = keep(board, "mark") or b""
-    monkeypatch.setattr("tracegrad.consumers.page.kept.MAX_BYTES", len(whole) - 1)
-    kept = read_kept(keep(board, "mark") or b"", RUN)
-    assert kept is not None and kept.learned is None and kept.records
-    monkeypatch.setattr("tracegrad.consumers.page.kept.MAX_BYTES", 10)
-    assert keep(board, "mark") is None
