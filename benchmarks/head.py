@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.policy import Policy
-from tracegrad.trainer.step import Learner
 
 
 def _row(vocabulary: int, num_tokens: int) -> TrainingRow:
@@ -59,7 +59,7 @@ def _measure(bound: int, vocabulary: int, num_tokens: int) -> None:
         )
     ).eval()
     config = TrainerConfig(micro_batch_logits=max(1, bound))
-    learner = Learner(Policy(model, torch.device("cpu")), config, RECIPES[DEFAULT].recipe)
+    learner = SingleLearner(Policy(model, torch.device("cpu")), config, RECIPES[DEFAULT].recipe)
     began = time.process_time()
     result = learner.step([_row(vocabulary, num_tokens)] if bound else [], version=0, step=1)
     cpu_s = time.process_time() - began

@@ -126,7 +126,7 @@ def describe_step(
     ended_at_ms: int,
 ) -> TrainingStep:
     """The record of one batch that was trained from `before`. Staleness is counted to `started_from`; there is none
-    where that is None. `version` is the newest after it; `machine`: as `machine_facts`."""
+    where that is None. `version` is the newest after it; `machine`: as `Learner.machine`."""
     groups = [*batch.groups, *batch.untrained]
     members = [member for group in groups for member in group.summary.members]
     rewards = [member.reward for member in members if member.reward is not None]

@@ -43,22 +43,22 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from .algorithm.recipe import Recipe
 from .algorithm.trial import try_functions
+from .backends.single import SingleLearner
 from .batch.batches import Batch, OpenBatch, TransitionsSource
+from .batch.forms import in_form
 from .batch.groups import GroupLimits
-from .batch.rows import TrainingRow
+from .batch.rows import TrainingRow, updates
 from .batch.told import told_advantages
-from .batch.updates import updates
 from .config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
-from .machine import machine_facts
+from .learner import STOPPED
 from .model.critic import load_critic
 from .model.policy import configure_torch, load_policy
-from .step import STOPPED, Learner
+from .step_figures import diverged, warn_of_mismatch
 from .store.in_work import InWork
 from .store.policy_log import PolicyLog
 from .store.store import Store
 from .tell import tell_start, tell_step
-from .watch import diverged, warn_of_mismatch
 
 __all__ = ["Trainer"]
 
@@ -94,13 +94,14 @@ class Trainer:
         device = configure_torch(config, seed=handles.seed)
         self._stop = stop
         self._seed = handles.seed
-        self._machine = machine_facts(device, seed=handles.seed)
         recipe = self._recipe(algorithm)
         needs, moves = "reference" in recipe.needs, recipe.kl_to == "moving"
         reference = load_policy(config, handles.model, device, is_trained=moves) if needs else None
         policy = load_policy(config, handles.model, device)
         critic = load_critic(config, recipe, policy)
-        self._learner = Learner(policy, config, recipe, reference=reference, critic=critic, is_told_to_stop=stop.is_set)
+        given: Any = {"reference": reference, "critic": critic, "is_told_to_stop": stop.is_set}
+        self._learner = SingleLearner(policy, config, recipe, **given)
+        self._machine = {"seed": str(handles.seed), **self._learner.machine}
         writer = ends.enter_context(closing(log.writer()))
         policy_log = PolicyLog(handles, topics=topics, log=log, writer=writer, metrics=metrics)
         self._policy_log = ends.enter_context(closing(policy_log))
@@ -118,7 +119,7 @@ class Trainer:
         self._recent = deque(self._store.past_steps, maxlen=NUM_STEPS)
         tell_start(metrics, self._recent, max_staleness=config.max_staleness)
         self._limits = GroupLimits(
-            policy=handles.policy, vocabulary=self._learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
+            policy=handles.policy, vocabulary=self._learner.vocabulary, max_row_tokens=config.max_row_tokens
         )
         at = TopicPartition(topics.name(Topic.TRANSITIONS), partition_of(handles.policy))
         self._in_work = InWork(Path(handles.work_dir) / "in-work", at)
@@ -267,7 +268,6 @@ class Trainer:
             rows, result, running = self._learn(batch)
         if result.skipped == STOPPED:
             return  # nothing is consumed: the next start takes the same step
-        self._learner.move_reference(before.step + 1)
         version, num_unpublished = self._store.version_after(batch, is_updated=result.is_updated, is_due=self._is_due())
         if not result.is_updated:
             batch, rows = batch.as_untrained(result.skipped), []
@@ -289,7 +289,8 @@ class Trainer:
         record = replace(record, alarms=alarms_of([*self._recent, record]))
         is_expected = self._check(record)
         self._policy_log.check()
-        self._policy_log.advantages(record, told_advantages(self._learner.formed(batch.groups), rows))
+        formed = in_form(batch.groups, self._learner.recipe.rows, max_row_tokens=self._config.max_row_tokens)
+        self._policy_log.advantages(record, told_advantages(formed, rows))
         record = self._store.conclude(batch, record, running)
         begun = sorted({*record.alarms} - {*(self._recent[-1].alarms if self._recent else ())})
         self._recent.append(record)
@@ -333,7 +334,7 @@ class Trainer:
         _log.info("%s", step_line(record))
         # Of concatenated rows it is their contexts that differ.
         if self._learner.recipe.rows != "concatenated":
-            warn_of_mismatch(record, before, self._learner.policy.dtype)
+            warn_of_mismatch(record, before, self._learner.settings["publish_dtype"])
 
 
 def _now_ms() -> int:

@@ -19,14 +19,15 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
-from tracegrad.trainer import loop, optimiser, step
+from tracegrad.trainer import loop, optimiser
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.run import run
 from tracegrad.trainer.store import checkpoint, publish, store
 
 SEAMS: dict[str, tuple[Any, str, bool]] = {
     "before the step": (loop.Trainer, "_learn", True),
-    "between updates": (step.Learner, "_update", True),
+    "between updates": (SingleLearner, "_update", True),
     "inside an update": (optimiser.Optimiser, "step", False),
     "after the step": (loop.Trainer, "_learn", False),
     "half-written checkpoint": (checkpoint, "save_file", False),

@@ -18,10 +18,10 @@ from tests.trainer.toy_policy import ToyPolicy, learn
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.trainer.algorithm.form import loss
 from tracegrad.trainer.algorithm.recipe import Recipe, Rows
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch.forms import in_form
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.config import TrainerConfig
-from tracegrad.trainer.forward import Forward
 from tracegrad.trainer.model.policy import configure_torch, load_policy
 
 pytestmark = pytest.mark.torch
@@ -74,7 +74,7 @@ def seen_by_a_model(model: Path, groups: list[Group], form: Rows) -> Seen:
     """Log pi of each trained token by (rollout, call, place), and the gradient of the token mean."""
     config, recipe = TrainerConfig(), Recipe(rows=form)
     policy = load_policy(config, str(model), configure_torch(config, seed=0))
-    forward = Forward(policy, config, recipe, None)
+    forward = SingleLearner(policy, config, recipe, None)
     rows, _ = forward.rows(groups, {})
     formed = in_form(groups, form, max_row_tokens=config.max_row_tokens)
     places = [
@@ -144,5 +144,5 @@ def test_the_bound_is_the_trainers() -> None:
         summary("g", ["r0"]),
         tuple(segment("r0", [turn(1, 3, call=c)], num_tokens=4, number=n) for n, c in enumerate("abc")),
     )
-    forward = Forward(cast(Any, ToyPolicy(0)), TrainerConfig(max_row_tokens=8), Recipe(rows="concatenated"), None)
+    forward = SingleLearner(cast(Any, ToyPolicy(0)), TrainerConfig(max_row_tokens=8), Recipe(rows="concatenated"), None)
     assert [len(row.token_ids_T) for row in forward.rows([group], {})[0]] == [8, 4]

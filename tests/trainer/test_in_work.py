@@ -16,8 +16,8 @@ from tests.trainer.run_loop import Killed, config_of, new_log, steps_of, train
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.trainer import loop
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch import batches, groups
-from tracegrad.trainer.step import Learner
 
 pytestmark = pytest.mark.torch
 
@@ -38,14 +38,14 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_step_2(patch: pytest.MonkeyPatch, death: type[BaseException]) -> None:
     """The step on offsets [2, 6) cannot be computed."""
-    original = Learner.step
+    original = SingleLearner.step
 
-    def step(self: Learner, *updates: Any, **named: Any) -> Any:
+    def step(self: SingleLearner, *updates: Any, **named: Any) -> Any:
         if named["step"] == 2:
             raise death
         return original(self, *updates, **named)
 
-    patch.setattr(Learner, "step", step)
+    patch.setattr(SingleLearner, "step", step)
 
 
 def in_record_4(patch: pytest.MonkeyPatch, death: type[BaseException]) -> None:
@@ -99,15 +99,15 @@ def test_another_batch_has_its_own_three_tries(
     log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two deaths in each of four batches are anybody's doing: the run goes on to its end."""
-    original, deaths = Learner.step, dict.fromkeys(range(1, 5), 2)
+    original, deaths = SingleLearner.step, dict.fromkeys(range(1, 5), 2)
 
-    def step(self: Learner, *updates: Any, **named: Any) -> Any:
+    def step(self: SingleLearner, *updates: Any, **named: Any) -> Any:
         deaths[named["step"]] -= 1
         if deaths[named["step"]] >= 0:
             raise Killed
         return original(self, *updates, **named)
 
-    monkeypatch.setattr(Learner, "step", step)
+    monkeypatch.setattr(SingleLearner, "step", step)
     for _ in range(8):
         with pytest.raises(Killed):
             train(log, config_of(untied, tmp_path))

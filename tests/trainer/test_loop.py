@@ -30,7 +30,7 @@ from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAI
 from tracegrad.schemas.metrics import STEPS as STEPS_DONE
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.topics import Topic
-from tracegrad.trainer import loop, watch
+from tracegrad.trainer import loop, step_figures
 from tracegrad.trainer.run import run
 from tracegrad.trainer.store.checkpoint import Checkpoints
 
@@ -253,8 +253,8 @@ def test_logprobs_that_differ_are_warned_of_by_the_bound_of_their_precision(
 ) -> None:
     """The recorded logprobs are no model's: only the bound decides."""
     exact, coarse = bounds
-    monkeypatch.setattr(watch, "LOGPROB_ERROR_BOUND", exact)
-    monkeypatch.setattr(watch, "_COARSE_LOGPROB_ERROR_WARN", coarse)
+    monkeypatch.setattr(step_figures, "LOGPROB_ERROR_BOUND", exact)
+    monkeypatch.setattr(step_figures, "_COARSE_LOGPROB_ERROR_WARN", coarse)
     train(log, config_of(untied, tmp_path, steps=1, dtype=dtype))
     assert steps_of(log)[0].logprob_error_max > 1e-3
     assert ("sampler and trainer differ" in caplog.text) is is_warned

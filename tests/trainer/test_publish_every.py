@@ -100,7 +100,7 @@ def test_the_samplers_logprobs_are_compared_with_a_versions_own_weights_alone(
     log: MemoryLog, untied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tokens are of version 0; the second step starts from later weights, under which they differ by right."""
-    monkeypatch.setattr("tracegrad.trainer.watch.LOGPROB_ERROR_BOUND", 1e-6)
+    monkeypatch.setattr("tracegrad.trainer.step_figures.LOGPROB_ERROR_BOUND", 1e-6)
     train(log, config_of(untied, tmp_path, steps=3, publish=3))
     assert [bool(step.num_checked_tokens) for step in steps_of(log)] == [True, False, False]
     assert [step.staleness_max for step in steps_of(log)] == [0, 0, 0]

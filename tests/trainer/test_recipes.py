@@ -20,11 +20,10 @@ from tests.trainer.toy_policy import ToyPolicy, learn
 from tracegrad.schemas.records.training import StepResult
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
-from tracegrad.trainer.batch.rows import training_rows
-from tracegrad.trainer.batch.updates import updates
+from tracegrad.trainer.batch.rows import training_rows, updates
 from tracegrad.trainer.config import TrainerConfig
-from tracegrad.trainer.step import Learner
 
 pytestmark = pytest.mark.torch
 
@@ -156,7 +155,7 @@ def test_micro_batches_change_nothing_in_any_update_of_a_step(axes: dict[str, An
     for max_tokens in (1, 4096):
         policy = ToyPolicy(0)
         config = TrainerConfig(lr=1e-3, warmup_steps=0, micro_batch_tokens=max_tokens)
-        learner = Learner(cast(Any, policy), config, recipe)
+        learner = SingleLearner(cast(Any, policy), config, recipe)
         groups = [*groups_of(2), *two_turns(True)]
         rows, _ = learner.rows(groups, {})
         found.append((learner.step(*updates(rows, groups, recipe, seed="0/1"), version=0, step=1), policy))
@@ -223,7 +222,7 @@ def test_later_updates_are_held_against_the_policy_before_the_first(axes: dict[s
     recipe = Recipe(**axes, passes=2)
     policy = ToyPolicy(0)
     config = TrainerConfig(lr=0.0, micro_batch_tokens=1)
-    learner = Learner(cast(Any, policy), config, recipe, reference=cast(Any, ToyPolicy(1)))
+    learner = SingleLearner(cast(Any, policy), config, recipe, reference=cast(Any, ToyPolicy(1)))
     rows, _ = learner.rows(groups_of(3), {})
     kept = policy.theta.detach().clone()
     for row in rows:
@@ -235,5 +234,6 @@ def test_later_updates_are_held_against_the_policy_before_the_first(axes: dict[s
     moved = learner.step(rows, version=0, step=1)
     assert moved.clip_fraction > 0.0, "exp(.5) is beyond 1.2 wherever A is positive"
     none_moved = msgspec.structs.replace(recipe, passes=1)
-    rows, _ = Learner(cast(Any, policy), config, none_moved, reference=cast(Any, ToyPolicy(1))).rows(groups_of(3), {})
+    once = SingleLearner(cast(Any, policy), config, none_moved, reference=cast(Any, ToyPolicy(1)))
+    rows, _ = once.rows(groups_of(3), {})
     assert all(row.old_logprobs_T is None for row in rows)

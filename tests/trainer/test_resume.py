@@ -39,9 +39,9 @@ from tracegrad.schemas.errors import ConfigurationError, FencedError
 from tracegrad.schemas.records.training import surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.trainer import loop
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch.batches import TransitionsSource
 from tracegrad.trainer.model.policy import Policy
-from tracegrad.trainer.step import Learner
 from tracegrad.trainer.store.publish import Publisher
 from tracegrad.trainer.store.store import Store
 
@@ -145,9 +145,9 @@ def test_a_kill_between_updates_takes_the_whole_batch_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Weights that moved by half a batch are in no checkpoint, so no update is made twice; one version a batch."""
-    original, calls = Learner._update, 0
+    original, calls = SingleLearner._update, 0
 
-    def killing(self: Learner, *args: Any, **named: Any) -> Any:
+    def killing(self: SingleLearner, *args: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == call:
@@ -156,7 +156,7 @@ def test_a_kill_between_updates_takes_the_whole_batch_again(
 
     config = config_of(untied, tmp_path, **ALGORITHMS[algorithm])
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "_update", killing)
+        patch.setattr(SingleLearner, "_update", killing)
         with pytest.raises(Killed):
             train(log, config)
     train(log, config)

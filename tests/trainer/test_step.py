@@ -12,13 +12,15 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from safetensors.torch import save_file
 
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.learner import STOPPED
 from tracegrad.trainer.model.policy import configure_torch, load_policy
-from tracegrad.trainer.step import STOPPED, Learner
 
 pytestmark = pytest.mark.torch
 
@@ -29,11 +31,11 @@ def learner_of(
     *,
     is_told_to_stop: Callable[[], bool] = lambda: False,
     **changes: Any,
-) -> Learner:
+) -> SingleLearner:
     """A fresh one."""
     config = TrainerConfig(**{"lr": 5e-4, **changes})
     policy = load_policy(config, str(model), configure_torch(config, seed=0))
-    return Learner(policy, config, recipe, is_told_to_stop=is_told_to_stop)
+    return SingleLearner(policy, config, recipe, is_told_to_stop=is_told_to_stop)
 
 
 def row(advantage: float = 1.0, *, version: int = 0, mu: float = -5.5, seed: int = 0) -> TrainingRow:
@@ -52,7 +54,7 @@ def row(advantage: float = 1.0, *, version: int = 0, mu: float = -5.5, seed: int
     )
 
 
-def weights(learner: Learner) -> dict[str, torch.Tensor]:
+def weights(learner: SingleLearner) -> dict[str, torch.Tensor]:
     """A copy."""
     return {name: master.detach().clone() for name, master in learner.policy.masters.items()}
 
@@ -94,24 +96,23 @@ def test_a_moving_reference_goes_its_share_towards_the_policy(changes: dict[str,
     recipe = Recipe(beta=0.1, kl_to="moving", reference_every=2, reference_share=0.25)
     config = TrainerConfig(lr=5e-4, **changes)
 
-    def learner(recipe: Recipe = recipe) -> Learner:
+    def learner(recipe: Recipe = recipe) -> SingleLearner:
         device = configure_torch(config, seed=0)
         reference = load_policy(config, str(untied), device)
-        return Learner(load_policy(config, str(untied), device), config, recipe, reference=reference)
+        return SingleLearner(load_policy(config, str(untied), device), config, recipe, reference=reference)
 
-    def reference_of(one: Learner) -> dict[str, torch.Tensor]:
+    def reference_of(one: SingleLearner) -> dict[str, torch.Tensor]:
         found = {name: tensor.detach().clone() for name, tensor in one.tensors().items()}
         return {name.partition("/")[2]: tensor for name, tensor in found.items() if name.startswith("reference/")}
 
     first, second = learner(), learner()
     start = weights(first)
     assert is_equal(reference_of(first), start)
-    told = [first.step([row(seed=number)], version=number - 1, step=number) for number in (1, 2)]
-    assert told[0].loss == learner(Recipe(beta=0.1)).step([row(seed=1)], version=0, step=1).loss
-    first.move_reference(1)
+    told = [first.step([row(seed=1)], version=0, step=1)]
     assert is_equal(reference_of(first), start)
+    told.append(first.step([row(seed=2)], version=1, step=2))
+    assert told[0].loss == learner(Recipe(beta=0.1)).step([row(seed=1)], version=0, step=1).loss
     assert told[0].kl_reference == 0.0 < (told[1].kl_reference or 0.0)
-    first.move_reference(2)
     expected = {name: torch.lerp(start[name], one, 0.25) for name, one in weights(first).items()}
     assert is_equal(reference_of(first), expected) and not is_equal(expected, start)
     second.restore({name: tensor.detach().clone() for name, tensor in first.tensors().items()})
@@ -226,7 +227,7 @@ def test_learning_rate_warms_up(untied: Path) -> None:
     assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4])
 
 
-def test_warm_up_counts_updates_of_this_optimiser(untied: Path) -> None:
+def test_warm_up_counts_updates_of_this_optimiser(untied: Path, tmp_path: Path) -> None:
     """Not batches that were skipped; a new optimiser (after a rollback) warms up again, a restored one does not."""
     learner, other = learner_of(untied, lr=3e-4), learner_of(untied, lr=3e-4)
     for step in (1, 2):
@@ -234,7 +235,8 @@ def test_warm_up_counts_updates_of_this_optimiser(untied: Path) -> None:
     assert learner.step([row()], version=0, step=3).learning_rate == pytest.approx(1e-4)
     other.restore({name: tensor.detach().clone() for name, tensor in learner.tensors().items()})
     assert other.step([row()], version=1, step=4).learning_rate == pytest.approx(2e-4)
-    learner.forget_moments()
+    save_file(learner.export(), tmp_path / "model.safetensors")
+    learner.recall(tmp_path / "model.safetensors", tmp_path)
     assert learner.step([row()], version=1, step=4).learning_rate == pytest.approx(1e-4)
 
 

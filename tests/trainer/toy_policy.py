@@ -12,11 +12,11 @@ from tests.trainer.material import VOCABULARY
 from tracegrad.schemas.records.training import StepResult
 from tracegrad.trainer.algorithm.logprobs import sampled_logprobs
 from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.batch.packing import MicroBatch
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.critic import Critic
-from tracegrad.trainer.step import Learner
 
 __all__ = ["ToyPolicy", "critic_of", "learn"]
 
@@ -67,6 +67,6 @@ def learn(groups: Sequence[Group], recipe: Recipe, *, max_tokens: int = 4096) ->
     """One step at learning rate 0: what it told, and the gradient."""
     policy, config = ToyPolicy(0), TrainerConfig(lr=0.0, micro_batch_tokens=max_tokens)
     critic = critic_of(policy) if "values" in recipe.needs else None
-    learner = Learner(cast(Any, policy), config, recipe, reference=cast(Any, ToyPolicy(1)), critic=critic)
+    learner = SingleLearner(cast(Any, policy), config, recipe, reference=cast(Any, ToyPolicy(1)), critic=critic)
     rows, _ = learner.rows(groups, {})
     return learner.step(rows, version=0, step=1), policy

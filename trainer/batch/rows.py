@@ -1,30 +1,44 @@
-"""Groups become rows of numbers: what the loss needs beside each token, advantages and weights included.
+"""Groups become rows of numbers: what the loss needs beside each token, advantages and weights included; and the rows
+of each update, by passes over the batch and mini-batches within a pass.
 
-In: the groups that train, and a recipe. Out: one TrainingRow a segment that trains a token, in the order of records
-and rows. Pure.
+In: the groups that train, a recipe, what models say of rows where the recipe asks, and a seed of the order. Out: one
+TrainingRow a segment that trains a token, in the order of records and rows. Pure. Invariant: each rollout is in
+exactly one mini-batch of a pass, with all its rows, so that the ratio of a unit is of the whole unit; the order depends
+on the seed alone, so that a batch which is taken again is dealt alike.
 
 Tensor suffix: T tokens of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tracegrad.schemas.records.tokens import Ids, Logprobs
 from tracegrad.schemas.records.transitions import SegmentRow
 
 from ..algorithm.form import token_weights, worth
-from ..algorithm.recipe import Recipe
+from ..algorithm.recipe import Need, Recipe
+from ..algorithm.regulariser import k1
 from .advantages import Doubles, call_advantages, sums_to_go, token_advantages, weighted_advantages
 from .groups import CallKey, Group, token_versions
 from .values import learned_advantages
 
-__all__ = ["Floats", "TrainingRow", "rollout_tokens", "rollout_weights", "training_rows"]
+__all__ = [
+    "Floats",
+    "TrainingRow",
+    "rollout_tokens",
+    "rollout_weights",
+    "rows_of_batch",
+    "training_rows",
+    "updates",
+]
 
 Floats = npt.NDArray[np.float32]
 
@@ -59,6 +73,48 @@ class TrainingRow:
     def has_advantage(self) -> bool:
         """Whether the surrogate has a gradient at it."""
         return bool(np.any(self.advantages_T != 0.0))
+
+
+def rows_of_batch(
+    groups: Sequence[Group],
+    recipe: Recipe,
+    running: Mapping[str, float],
+    ask: Callable[[Need, Sequence[TrainingRow]], list[Doubles]],
+) -> tuple[list[TrainingRow], dict[str, float]]:
+    """`training_rows`, with what the recipe needs of models before the batch's first update: a pass for each, if any.
+
+    Args:
+        ask: [T] of each row: log pi before the first update (`old`), that of the reference, what the critic expects
+            (`values`) of each trained token.
+    """
+    rows, after = training_rows(groups, recipe, running=running)
+    old = ask("old", rows) if "old" in recipe.needs else None
+    reference = penalties = None
+    if old is not None and recipe.beta > 0 and recipe.kl_in != "loss":
+        if "reference" in recipe.needs:
+            reference = ask("reference", rows)
+        others: Sequence[Doubles | Floats] = reference or [row.sampler_logprobs_T for row in rows]
+        penalties = [_penalties(recipe, *each) for each in zip(rows, old, others, strict=True)]
+    values = ask("values", rows) if "values" in recipe.needs else None
+    if penalties is not None or values is not None:
+        rows, after = training_rows(groups, recipe, running=running, penalties=penalties, values=values)
+    kept = old if recipe.num_updates > 1 else None
+    return _with(rows, old_logprobs_T=kept, reference_logprobs_T=reference), after
+
+
+def _penalties(recipe: Recipe, row: TrainingRow, old_T: Doubles, other_T: Doubles | Floats) -> Doubles:
+    """[T] what the recipe's KL takes from the reward at a token."""
+    old_logprobs_T, other_logprobs_T = (torch.from_numpy(each_T.astype(np.float32)) for each_T in (old_T, other_T))
+    kl_T = k1(old_logprobs_T, other_logprobs_T, old_logprobs_T).double().numpy()
+    return np.where(row.loss_mask_T, recipe.beta * kl_T, 0.0)
+
+
+def _with(rows: list[TrainingRow], **columns: Sequence[Doubles] | None) -> list[TrainingRow]:
+    """The rows with more columns, those that are there."""
+    for name, column in columns.items():
+        changes: list[dict[str, Any]] = [{name: of_T.astype(np.float32)} for of_T in column or ()]
+        rows = [replace(row, **change) for row, change in zip(rows, changes, strict=True)] if changes else rows
+    return rows
 
 
 def training_rows(
@@ -188,3 +244,26 @@ def _training_row(row: SegmentRow, token_weight: float, columns: Mapping[str, An
         token_weight=token_weight,
         **columns,
     )
+
+
+def updates(
+    rows: Sequence[TrainingRow], groups: Sequence[Group], recipe: Recipe, *, seed: str
+) -> list[list[TrainingRow]]:
+    """The rows of each update, in turn; by default all of them, once.
+
+    The denominators of a mini-batch count its own rollouts and tokens, as verl has it (`agg_loss`: token-mean over the
+    mini-batch's tokens, sequence means over its sequences), so that each update is a step of the same length. Rollouts
+    are dealt anew in each pass (as TRL shuffles them; verl by option), the k-th, k + n-th and so on to part k of n.
+    """
+    if recipe.minibatches == 1:
+        return [list(rows)] * recipe.passes
+    tokens = rollout_tokens(groups)
+    order, dealer = [*tokens], random.Random(seed)
+    parts: list[list[TrainingRow]] = []
+    for _ in range(recipe.passes):
+        dealer.shuffle(order)
+        for number in range(recipe.minibatches):
+            own = {rollout: tokens[rollout] for rollout in order[number :: recipe.minibatches]}
+            weights = rollout_weights(groups, recipe, own)
+            parts.append([replace(row, token_weight=weights[row.rollout_id]) for row in rows if row.rollout_id in own])
+    return parts

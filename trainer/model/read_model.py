@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tracegrad.schemas.beat import units
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["load_tensors", "read_model"]
+__all__ = ["load_tensors", "read_model", "read_tensors"]
+
+
+def read_tensors(path: Path, names: set[str]) -> dict[str, Tensor]:
+    """Those of the tensors that a file has, float32. Raises OSError where it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).float() for name in sorted(names & set(file.keys()))}
+    except SafetensorError as error:
+        raise OSError(f"{path} is not readable: {error}") from error
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:

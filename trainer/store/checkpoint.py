@@ -34,7 +34,7 @@ from tracegrad.schemas.records.weights import WeightFile
 
 from ..config import TrainerHandles
 from ..guard import GuardState
-from ..step import Learner
+from ..learner import Learner
 from .durable import describe_files, remove_half_written, whole_folder
 from .policy_log import PolicyLog
 

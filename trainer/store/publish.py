@@ -1,6 +1,6 @@
 """A weight version becomes a folder that transformers and vLLM open as it is, and a manifest that describes it.
 
-In: the policy, where training stands, and the base model's folder (config, tokenizer). Out: `weights/7c1f3e9a-v18-e4/`,
+In: the learner, where training stands, the base model's folder (config, tokenizer). Out: `weights/7c1f3e9a-v18-e4/`,
 whole or not there, and its VersionManifest. Invariant: the manifest's files are all there when it is made; the caller
 appends it after the checkpoint that holds the same weights. On failure: OSError (disk full, say) leaves no half folder.
 """
@@ -14,18 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from tracegrad.schemas.beat import busy
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest
 
 from ..config import TrainerHandles
-from ..model.policy import Policy
-from ..model.read_model import load_tensors
+from ..learner import Learner
 from .checkpoint import Progress
 from .durable import PREFIX, describe_files, remove_half_written, whole_folder
 
@@ -57,19 +53,19 @@ class Publisher:
         remove_half_written(self._adapters)
 
     @busy("publishing a version")
-    def write(self, model: Policy, progress: Progress, *, epoch: int) -> VersionManifest:
+    def write(self, learner: Learner, progress: Progress, *, epoch: int) -> VersionManifest:
         """Writes the folder of the version that training stands at, durable on return, removes the oldest ones; the
         manifest to append."""
         state = progress.state
         version = Version(run=state.run, version=state.version, epoch=epoch)
         target = self._root / version.label
-        if model.has_adapters:
+        if adapters := learner.adapters():
             # The folder holds the merged model, from which adapters cannot be taken back; kept for rollbacks.
             with whole_folder(self._adapters / target.name) as temporary:
-                save_file({k: v.detach().cpu() for k, v in model.masters.items()}, temporary / _ADAPTERS)
+                save_file(adapters, temporary / _ADAPTERS)
         with whole_folder(target) as temporary:
-            save_file(model.export(), temporary / _WEIGHTS, metadata={"format": "pt"})
-            self._copy_base(temporary, model.dtype)
+            save_file(learner.export(), temporary / _WEIGHTS, metadata={"format": "pt"})
+            self._copy_base(temporary, learner.settings["publish_dtype"])
             files = describe_files(temporary)
         self._retire(version.version)
         return VersionManifest(
@@ -88,11 +84,11 @@ class Publisher:
         )
 
     @busy("comparing a version")
-    def is_content(self, model: Policy, manifest: VersionManifest) -> bool:
+    def is_content(self, learner: Learner, manifest: VersionManifest) -> bool:
         """Whether a version's weights file is, by its sha256, the one that `write` would write now."""
         self._root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=PREFIX, dir=self._root) as folder:
-            save_file(model.export(), Path(folder) / _WEIGHTS, metadata={"format": "pt"})
+            save_file(learner.export(), Path(folder) / _WEIGHTS, metadata={"format": "pt"})
             (weights,) = describe_files(Path(folder))
         return weights in manifest.files
 
@@ -102,20 +98,11 @@ class Publisher:
         return folder.is_dir() and describe_files(folder) == manifest.files
 
     @busy("recalling a version")
-    def recall(self, model: Policy, manifest: VersionManifest) -> None:
-        """Sets the model's weights to those of an earlier version.
+    def recall(self, learner: Learner, manifest: VersionManifest) -> None:
+        """`Learner.recall` from the files of an earlier version."""
+        learner.recall(self._root / manifest.label / _WEIGHTS, self._adapters / manifest.label / _ADAPTERS)
 
-        Raises:
-            OSError: its folder is gone. ConfigurationError: it holds another model's tensors.
-        """
-        folder, name = (self._adapters, _ADAPTERS) if model.has_adapters else (self._root, _WEIGHTS)
-        tensors = _read(folder / manifest.label / name, set(model.masters))
-        if len(tensors) < len(model.masters) and not model.has_adapters:
-            # Of a mixture of experts files have a tensor an expert, and the model one of all: transformers stacks them.
-            tensors = load_tensors(folder / manifest.label)
-        model.restore(tensors)
-
-    def _copy_base(self, folder: Path, dtype: torch.dtype) -> None:
+    def _copy_base(self, folder: Path, dtype: str) -> None:
         for path in sorted(Path(self._handles.model).iterdir()):
             if path.suffix in _COPIED and path.is_file() and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, folder / path.name)
@@ -123,7 +110,7 @@ class Publisher:
             shutil.copyfile(self._handles.chat_template, folder / _TEMPLATE)
         config = json.loads((folder / "config.json").read_text())
         config.pop("torch_dtype", None)
-        config["dtype"] = str(dtype).removeprefix("torch.")
+        config["dtype"] = dtype
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     def _retire(self, written: int) -> None:
@@ -137,12 +124,3 @@ class Publisher:
         for path, number in found.items():
             if self._keep and number not in kept and not self._is_held(number):
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _read(path: Path, names: set[str]) -> dict[str, Tensor]:
-    """Those of the tensors that a file has, float32."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).float() for name in sorted(names & set(file.keys()))}
-    except SafetensorError as error:
-        raise OSError(f"{path} is not readable: {error}") from error

@@ -34,7 +34,7 @@ from ..batch.batches import Batch
 from ..batch.groups import Verdict
 from ..config import AlarmsConfig, TrainerConfig, TrainerHandles
 from ..guard import begun_anew, held_from, scores_of, watched
-from ..step import Learner
+from ..learner import Learner
 from .checkpoint import Checkpoints, CheckpointState, resume
 from .policy_log import PolicyLog
 from .publish import Publisher
@@ -188,7 +188,7 @@ class Store:
         if lineage.newest is None or lineage.newest.version < version:
             return version
         published = lineage.versions.get(version)
-        if published is not None and self._publisher.is_content(self._learner.policy, published):
+        if published is not None and self._publisher.is_content(self._learner, published):
             return version
         above = lineage.newest.version + 1
         _log.warning("replay: version %d was published with other weights; goes on as version %d", version, above)
@@ -201,7 +201,7 @@ class Store:
 
     def _publish(self) -> None:
         """Publishes the present weights, which the newest checkpoint holds or a replay gives, under this epoch."""
-        manifest = self._publisher.write(self._learner.policy, self._progress, epoch=self._policy_log.epoch)
+        manifest = self._publisher.write(self._learner, self._progress, epoch=self._policy_log.epoch)
         self._policy_log.announce(manifest)
 
     def _publish_rest(self) -> None:
@@ -257,10 +257,9 @@ class Store:
         manifest = self._policy_log.lineage.versions.get(to_version)
         if manifest is None:
             raise FileNotFoundError(f"version {to_version} was never published")
-        self._publisher.recall(self._learner.policy, manifest)
+        self._publisher.recall(self._learner, manifest)
 
     def _go_on_from(self, to_version: int, **changes: Any) -> None:
-        self._learner.forget_moments()
         version = self._next_version()
         guard = begun_anew(self.state.guard, version)
         self._advance(version=version, base_version=to_version, num_unpublished=0, guard=guard, **changes)

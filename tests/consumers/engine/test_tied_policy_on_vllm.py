@@ -24,10 +24,10 @@ from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.model.policy import load_policy
-from tracegrad.trainer.step import Learner
 from tracegrad.trainer.store.checkpoint import CheckpointState, Progress
 from tracegrad.trainer.store.publish import Publisher
 
@@ -110,7 +110,7 @@ async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_rec
     from safetensors.torch import load_file
 
     config = TrainerConfig(lr=5e-3, warmup_steps=1)
-    learner = Learner(load_policy(config, str(tied.model), torch.device("cpu")), config, RECIPES[DEFAULT].recipe)
+    learner = SingleLearner(load_policy(config, str(tied.model), torch.device("cpu")), config, RECIPES[DEFAULT].recipe)
     work_dir = str(tied.weight_root.parent)
     handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(tied.model), work_dir=work_dir, seed=0)
     publisher = Publisher(handles, keep=0, is_held=lambda _: False)
@@ -127,7 +127,7 @@ async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_rec
         assert worst(call, logprobs_of(call, calls, folders[-1], head_of=folders[-2])) > 0.005
 
 
-async def _train(r: Rig, learner: Learner, publisher: Publisher) -> tuple[list[CallRecord], list[str]]:
+async def _train(r: Rig, learner: SingleLearner, publisher: Publisher) -> tuple[list[CallRecord], list[str]]:
     """Serves version 1, then as many updates; all calls, and every version's folder."""
     folders: list[str] = []
     await r.begin()
@@ -135,7 +135,7 @@ async def _train(r: Rig, learner: Learner, publisher: Publisher) -> tuple[list[C
         state = CheckpointState(
             policy="policy", run=RUN, step=version, version=version, base_version=version - 1, next_offset=version
         )
-        manifest = publisher.write(learner.policy, Progress(state), epoch=1)
+        manifest = publisher.write(learner, Progress(state), epoch=1)
         folders.append(manifest.uri)
         await serve_version(r, manifest)
         for number in range(CALLS_EACH):

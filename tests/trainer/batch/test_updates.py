@@ -12,8 +12,7 @@ pytest.importorskip("torch")
 from tests.trainer.material import group_bytes, record
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
-from tracegrad.trainer.batch.rows import TrainingRow, training_rows
-from tracegrad.trainer.batch.updates import updates
+from tracegrad.trainer.batch.rows import TrainingRow, training_rows, updates
 
 LIMITS = GroupLimits(policy="policy", vocabulary=261, max_row_tokens=100)
 

@@ -37,8 +37,8 @@ from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS
 from tracegrad.schemas.records.training import StepResult, TrainingStep, surviving_steps
 from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.trainer import loop
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.model.policy import Policy
-from tracegrad.trainer.step import Learner
 from tracegrad.trainer.store.store import Store
 
 pytestmark = pytest.mark.torch
@@ -131,15 +131,15 @@ def test_a_step_whose_gradient_was_no_number_is_skipped_again(
     untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended the source, which was started again and went on after it; here it is expected."""
-    take, say = Learner.step, Policy.logprobs
+    take, say = SingleLearner.step, Policy.logprobs
 
-    def taken(self: Learner, *updates: Any, version: int, step: int) -> StepResult:
+    def taken(self: SingleLearner, *updates: Any, version: int, step: int) -> StepResult:
         with pytest.MonkeyPatch.context() as patch:
             if step == 1:
                 patch.setattr(Policy, "logprobs", lambda *args, **named: say(*args, **named) * float("nan"))
             return take(self, *updates, version=version, step=step)
 
-    monkeypatch.setattr(Learner, "step", taken)
+    monkeypatch.setattr(SingleLearner, "step", taken)
     source, settings = (
         log_of([group_bytes(index) for index in range(4)]),
         config_of(untied, tmp_path / "source", steps=2),

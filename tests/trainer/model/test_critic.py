@@ -19,12 +19,13 @@ from tests.trainer.toy_policy import ToyPolicy, critic_of
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.training import StepResult
 from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.learner import STOPPED
 from tracegrad.trainer.model.critic import Critic, load_critic
 from tracegrad.trainer.model.policy import configure_torch, load_policy
-from tracegrad.trainer.step import STOPPED, Learner
 
 pytestmark = pytest.mark.torch
 
@@ -38,17 +39,17 @@ def groups_of(num: int) -> list[Group]:
     return [group for group in judged if group is not None]
 
 
-def rows_of(learner: Learner, groups: Sequence[Group]) -> list[TrainingRow]:
+def rows_of(learner: SingleLearner, groups: Sequence[Group]) -> list[TrainingRow]:
     """As the loop makes them."""
     return learner.rows(groups, {})[0]
 
 
-def toy(recipe: Recipe, *, max_tokens: int = 4096, **changes: Any) -> tuple[Learner, ToyPolicy, Critic]:
+def toy(recipe: Recipe, *, max_tokens: int = 4096, **changes: Any) -> tuple[SingleLearner, ToyPolicy, Critic]:
     """A learner of one number a token id, with a critic of four."""
     policy = ToyPolicy(0)
     critic = critic_of(policy, warmup_steps=0, **changes)
     config = TrainerConfig(lr=0.0, micro_batch_tokens=max_tokens)
-    return Learner(cast(Any, policy), config, recipe, critic=critic), policy, critic
+    return SingleLearner(cast(Any, policy), config, recipe, critic=critic), policy, critic
 
 
 def errors_of(rows: Sequence[TrainingRow]) -> float:
@@ -57,16 +58,16 @@ def errors_of(rows: Sequence[TrainingRow]) -> float:
     return float(np.nanmean(np.square(np.concatenate(errors))))
 
 
-def stepped(learner: Learner, num: int = 1) -> list[StepResult]:
+def stepped(learner: SingleLearner, num: int = 1) -> list[StepResult]:
     """So many steps on three groups."""
     return [learner.step(rows_of(learner, groups_of(3)), version=0, step=1 + i) for i in range(num)]
 
 
-def learner_of(model: Path, recipe: Recipe = TURN, **changes: Any) -> Learner:
+def learner_of(model: Path, recipe: Recipe = TURN, **changes: Any) -> SingleLearner:
     """A policy of the tiny model, with the critic that the settings say."""
     config = TrainerConfig(**{"lr": 5e-4, "critic_lr": 1e-2, "warmup_steps": 0, **changes})
     policy = load_policy(config, str(model), configure_torch(config, seed=0))
-    return Learner(policy, config, recipe, critic=load_critic(config, recipe, policy))
+    return SingleLearner(policy, config, recipe, critic=load_critic(config, recipe, policy))
 
 
 def copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

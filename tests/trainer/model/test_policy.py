@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from tests.tiny_models import make_model
 from tests.versions import RUN
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
 from tracegrad.trainer.store.checkpoint import CheckpointState, Progress
@@ -43,7 +45,8 @@ def published(policy: Policy, base: Path, tmp_path: Path) -> Path:
     """The folder of its version 1."""
     handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(base), work_dir=str(tmp_path), seed=0)
     publisher = Publisher(handles, keep=0, is_held=lambda _: False)
-    manifest = publisher.write(policy, Progress(CheckpointState(policy="policy", run=RUN, step=1, version=1)), epoch=1)
+    learner = SingleLearner(policy, TrainerConfig(), Recipe())
+    manifest = publisher.write(learner, Progress(CheckpointState(policy="policy", run=RUN, step=1, version=1)), epoch=1)
     return Path(manifest.uri)
 
 

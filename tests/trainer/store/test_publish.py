@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 
 from tests.versions import RUN, label
 from tracegrad.schemas.records.weights import VersionManifest
+from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
-from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
+from tracegrad.trainer.model.policy import configure_torch, load_policy
 from tracegrad.trainer.store.checkpoint import CheckpointState, Progress
 from tracegrad.trainer.store.publish import Publisher
 
@@ -31,18 +33,18 @@ def publisher(base: Path, root: Path, *, keep: int = 0, held: Collection[int] = 
     return Publisher(handles, keep=keep, is_held=held.__contains__)
 
 
-def write(publisher: Publisher, policy: Policy, version: int) -> VersionManifest:
+def write(publisher: Publisher, learner: SingleLearner, version: int) -> VersionManifest:
     """A version of epoch 1."""
     state = CheckpointState(
         policy="policy", run=RUN, step=2 * version, version=version, base_version=version - 1, next_offset=8 * version
     )
-    return publisher.write(policy, Progress(state), epoch=1)
+    return publisher.write(learner, Progress(state), epoch=1)
 
 
-def loaded(base: Path, **changes: Any) -> Policy:
-    """A policy of the base."""
+def loaded(base: Path, **changes: Any) -> SingleLearner:
+    """Of a policy of the base."""
     config = TrainerConfig(**changes)
-    return load_policy(config, str(base), configure_torch(config, seed=0))
+    return SingleLearner(load_policy(config, str(base), configure_torch(config, seed=0)), config, Recipe())
 
 
 def test_manifest_describes_every_file(untied: Path, tmp_path: Path) -> None:
@@ -89,11 +91,11 @@ def test_config_names_the_dtype_that_was_written(untied: Path, tmp_path: Path) -
 
 def test_float32_training_can_publish_bfloat16(untied: Path, tmp_path: Path) -> None:
     """The trained weights stay float32; files, and the config in them, are what the engine serves."""
-    policy = loaded(untied, publish_dtype="bfloat16")
-    folder = Path(write(publisher(untied, tmp_path), policy, 1).uri)
+    learner = loaded(untied, publish_dtype="bfloat16")
+    folder = Path(write(publisher(untied, tmp_path), learner, 1).uri)
     assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
-    assert {master.dtype for master in policy.masters.values()} == {torch.float32}
+    assert {master.dtype for master in learner.policy.masters.values()} == {torch.float32}
 
 
 def test_half_written_version_is_removed_at_start(untied: Path, tmp_path: Path) -> None:
@@ -107,40 +109,40 @@ def test_half_written_version_is_removed_at_start(untied: Path, tmp_path: Path) 
 def test_a_version_that_is_held_is_kept_until_it_is_not(untied: Path, tmp_path: Path) -> None:
     """Its adapters too, which a rollback to it needs."""
     held = {1}
-    one, policy = publisher(untied, tmp_path, keep=1, held=held), loaded(untied, lora_rank=4)
-    manifests = [write(one, policy, version) for version in range(4)]
+    one, learner = publisher(untied, tmp_path, keep=1, held=held), loaded(untied, lora_rank=4)
+    manifests = [write(one, learner, version) for version in range(4)]
     kept = [label(0), label(1), label(3)]
     for folder in ("weights", "adapters"):
         assert sorted(path.name for path in (tmp_path / folder).iterdir()) == kept
-    one.recall(policy, manifests[1])
+    one.recall(learner, manifests[1])
     held.clear()
-    write(one, policy, 4)
+    write(one, learner, 4)
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [label(0), label(4)]
 
 
 def test_old_versions_are_retired_but_the_first(untied: Path, tmp_path: Path) -> None:
     """The newest two and version 0."""
-    one, policy = publisher(untied, tmp_path, keep=2), loaded(untied)
+    one, learner = publisher(untied, tmp_path, keep=2), loaded(untied)
     for version in range(5):
-        write(one, policy, version)
+        write(one, learner, version)
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [label(0), label(3), label(4)]
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4], ids=["full", "lora"])
 def test_recall_brings_old_weights_back(lora_rank: int | None, untied: Path, tmp_path: Path) -> None:
     """Bit for bit; adapters too, although the folder holds the merged model."""
-    policy = loaded(untied, lora_rank=lora_rank)
+    learner = loaded(untied, lora_rank=lora_rank)
     one = publisher(untied, tmp_path)
-    manifest = write(one, policy, 0)
-    before = {name: master.detach().clone() for name, master in policy.masters.items()}
-    policy.restore({name: master + 1.0 for name, master in before.items()})
-    one.recall(policy, manifest)
-    assert all(torch.equal(before[name], master) for name, master in policy.masters.items())
+    manifest = write(one, learner, 0)
+    before = {name: master.detach().clone() for name, master in learner.policy.masters.items()}
+    learner.policy.restore({name: master + 1.0 for name, master in before.items()})
+    one.recall(learner, manifest)
+    assert all(torch.equal(before[name], master) for name, master in learner.policy.masters.items())
 
 
 def test_recall_of_a_retired_version_is_an_error(untied: Path, tmp_path: Path) -> None:
     """Which the trainer turns into a refused rollback."""
-    one, policy = publisher(untied, tmp_path, keep=1), loaded(untied)
-    manifests = [write(one, policy, version) for version in range(3)]
+    one, learner = publisher(untied, tmp_path, keep=1), loaded(untied)
+    manifests = [write(one, learner, version) for version in range(3)]
     with pytest.raises(OSError):
-        one.recall(policy, manifests[1])
+        one.recall(learner, manifests[1])

@@ -24,8 +24,8 @@ from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.batch.packing import micro_batches
 from tracegrad.trainer.batch.rows import TrainingRow, training_rows
 from tracegrad.trainer.describe import describe_step, step_line
+from tracegrad.trainer.step_figures import StepFigures
 from tracegrad.trainer.store.checkpoint import CheckpointState
-from tracegrad.trainer.watch import Watch
 
 pytestmark = pytest.mark.torch
 
@@ -49,7 +49,7 @@ def row(advantages: list[float], *, mu: float = -1.0) -> TrainingRow:
 
 def watched(ratios: list[float], recipe: Recipe, *, behind: float | None = None) -> StepResult:
     """Two tokens with A = 1 and two with -1, at these ratios; in two micro-batches."""
-    watch = Watch()
+    watch = StepFigures()
     halves = zip([[1.0, 1.0], [-1.0, -1.0]], [ratios[:2], ratios[2:]], strict=True)
     for advantages, of_half in halves:
         (batch,) = micro_batches([row(advantages)], max_tokens=8)
@@ -62,7 +62,7 @@ def watched(ratios: list[float], recipe: Recipe, *, behind: float | None = None)
             weights_N=batch.weights_N,
             rows_N=batch.rows_N,
         )
-        watch.add(batch, logprobs, term, version=0, reference_N=None if behind is None else logprobs - behind)
+        watch.add_batch(batch, logprobs, term, version=0, reference_N=None if behind is None else logprobs - behind)
     return replace(TAKEN, **watch.figures())
 
 

@@ -30,8 +30,11 @@ from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS
 from tracegrad.schemas.records.training import BELOW_BOUND, TrainingStep
 
 from ..algorithm.recipe import Recipe
+from ..batch.advantages import Doubles
 from ..batch.batches import Batch, OpenBatch
+from ..batch.forms import in_form
 from ..batch.groups import above
+from ..batch.rows import training_rows
 from ..config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from ..loop import Trainer
 from .compare import require_recipe
@@ -115,7 +118,7 @@ class HistoryTrainer(Trainer):
             batch = batch.without([id_ for id_, group in kept.items() if not group.rows], BELOW_BOUND)
             batch = replace(batch, groups=tuple(kept[id_] for id_ in batch.group_ids))
             return batch, {} if self._history.has_logprobs else dict(_UNKNOWN)
-        by_group = self._learner.log_weights(batch.groups)
+        by_group = self._log_weights(batch)
         pooled = [ess(np.concatenate([np.zeros(0), *rows])) for rows in by_group]
         low = [
             id_ for id_, value in zip(batch.group_ids, pooled, strict=True) if value < self._history.config.min_ess
@@ -124,6 +127,16 @@ class HistoryTrainer(Trainer):
         if told:
             told["low"] = len(low) / len(pooled)
         return batch.without(low, "low_ess"), {"row_ess": told}
+
+    def _log_weights(self, batch: Batch) -> list[list[Doubles]]:
+        """Of each group, of each of its rows that trains: [N] log pi - log mu of its trained tokens."""
+        recipe = self._learner.recipe
+        formed = in_form(batch.groups, recipe.rows, max_row_tokens=self._config.max_row_tokens)
+        by_group = [training_rows([group], recipe)[0] for group in formed]
+        rows = [row for of_group in by_group for row in of_group]
+        told = zip(rows, self._learner.logprobs_of(rows), strict=True)
+        found = iter([(of_T - row.sampler_logprobs_T)[row.loss_mask_T] for row, of_T in told])
+        return [[next(found) for _ in of_group] for of_group in by_group]
 
     # tell
 

@@ -9,26 +9,28 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from tracegrad.schemas.errors import DivergedError
-from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND, TrainingStep
+from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND, StepResult, TrainingStep
 
 from .algorithm.form import TokenLoss
 from .algorithm.level import clamped
 from .batch.packing import MicroBatch
 
-__all__ = ["Watch", "diverged", "warn_of_mismatch"]
+__all__ = ["StepFigures", "diverged", "result_of", "skipped_as", "warn_of_mismatch"]
 
 _log = logging.getLogger(__name__)
 _COARSE_LOGPROB_ERROR_WARN = 1.0
 """The same where bfloat16 is published: its rounding alone gave 0.26."""
 
 
-class Watch:
+class StepFigures:
     """Of one batch, in each update before it moves the weights."""
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ class Watch:
         self._error_max = 0.0
         self._sums: defaultdict[str, float] = defaultdict(float)
 
-    def add(
+    def add_batch(
         self, batch: MicroBatch, logprobs_N: Tensor, term: TokenLoss, *, version: int, reference_N: Tensor | None
     ) -> None:
         """One more micro-batch.
@@ -86,6 +88,22 @@ class Watch:
         return told | checked | {"ess": sums["ratio_mean"] ** 2 / (num * squares) if squares else 0.0}
 
 
+def skipped_as(reason: str) -> StepResult:
+    """The result of a step that moved nothing."""
+    return StepResult(is_updated=False, skipped=reason, loss=0.0, grad_norm=0.0, learning_rate=0.0)
+
+
+def result_of(updates: Sequence[StepResult], figures: StepFigures) -> StepResult:
+    """The result of a step: its last update's, with what all of them came to."""
+    return replace(
+        updates[-1],
+        loss=math.fsum(update.loss for update in updates) / len(updates),
+        grad_norm=max(update.grad_norm for update in updates),
+        seconds={phase: math.fsum(update.seconds[phase] for update in updates) for phase in updates[-1].seconds},
+        **figures.figures(),
+    )
+
+
 def diverged(record: TrainingStep, version: int) -> DivergedError:
     """Of a step from a version, or from later weights, whose loss or gradient was no number."""
     return DivergedError(
@@ -96,9 +114,9 @@ def diverged(record: TrainingStep, version: int) -> DivergedError:
     )
 
 
-def warn_of_mismatch(record: TrainingStep, version: int, dtype: torch.dtype) -> None:
+def warn_of_mismatch(record: TrainingStep, version: int, dtype: str) -> None:
     """Where a step from a version, published in a dtype, tells of other logprobs than the sampler's."""
-    bound = LOGPROB_ERROR_BOUND if dtype == torch.float32 else _COARSE_LOGPROB_ERROR_WARN
+    bound = LOGPROB_ERROR_BOUND if dtype == "float32" else _COARSE_LOGPROB_ERROR_WARN
     if record.logprob_error_max > bound:
         _log.warning(
             "version %d: sampler and trainer differ by %.3f nats over %d tokens; the engine serves other weights, "
