@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from feedback_account import curve, held_out_score, mean_of_last, served_by, steps_of, traced
 
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.local_kafka.node import free_port
+from tracegrad.compose.loopback import free_port
 from tracegrad.compose.run.report import account
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring

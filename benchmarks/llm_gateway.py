@@ -31,8 +31,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from tracegrad.compose.answers import answers
-from tracegrad.compose.local_kafka.node import free_port
+from tracegrad.compose.loopback import answers, free_port
 from tracegrad.compose.run.load import load
 from tracegrad.compose.run.pipeline import ENVIRONMENT, prepare_run, prepare_topics, specs
 from tracegrad.compose.run.process import Child, ProcessSpec

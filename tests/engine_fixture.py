@@ -24,11 +24,11 @@ import httpx
 from tests.serving import ENGINE_TOKEN, free_port, until
 from tests.tiny_models import save_version
 from tests.versions import label, manifest
-from tracegrad.compose.answers import answers
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.failed_start import explain
 from tracegrad.compose.engine.server import engine_argv, engine_environment, probe
+from tracegrad.compose.loopback import answers
 from tracegrad.consumers.engine.engine_control import EngineControl
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.records.weights import VersionManifest

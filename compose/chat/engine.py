@@ -24,11 +24,10 @@ from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 from tracegrad.schemas.records.weights import folder_of as find_folder
 
-from ..answers import answers
 from ..die_with_parent import guarded
 from ..engine.failed_start import explain, read_failed_start
 from ..engine.server import check_start, engine_argv, engine_environment
-from ..local_kafka.node import free_port
+from ..loopback import answers, free_port
 from ..run.wiring import Wiring
 
 __all__ = ["ChatEngine", "folder_of"]

@@ -12,7 +12,7 @@ import typer
 
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..local_kafka.node import free_port, is_free
+from ..loopback import free_port, is_free
 from ..run.wiring import Wiring, port_of
 from .common import RUNS, RunArgument, RunDirOption, RunsDirOption, echo, find_run, reachable_log
 

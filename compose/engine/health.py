@@ -17,7 +17,7 @@ from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.retry import retry
 
-from ..answers import answers
+from ..loopback import answers
 from .server import MODES, WORKER_EXTENSION
 
 __all__ = ["check_engine", "start_command", "wait_ready"]

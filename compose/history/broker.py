@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from ..local_kafka import node as kafka_node
-from ..local_kafka.broker import LocalKafka
+from ..local_kafka.broker import LocalKafka, is_ready
+from ..loopback import is_free
 from ..run.run_dir import RunDir
 from ..run.wiring import Wiring, port_of
 
@@ -40,7 +40,7 @@ def open_broker(source: RunDir, *, wait_s: float = 0.0, say: Callable[[str], Non
     if wait_s and is_opened(source):
         say(f"another command reads run {source.record.name}; its end is waited for, {wait_s:g} s at most")
     say(f"starting the broker of run {source.record.name}, which has ended, to read its topics")
-    port = port_of(servers) if kafka_node.is_free(port_of(servers)) else None
+    port = port_of(servers) if is_free(port_of(servers)) else None
     with source.lock(wait_s=wait_s), source.lock(_READER, wait_s=wait_s), LocalKafka(source.kafka, port=port) as broker:
         yield broker.bootstrap_servers
 
@@ -50,7 +50,7 @@ def readable(wiring: Wiring, *, say: Callable[[str], None] = lambda why: None) -
     """The run with a broker: its own where that runs, be it one that a person started; else it is opened meanwhile."""
     source = wiring.run_dir
     is_ours = source.settings.kafka.bootstrap_servers is None
-    if is_ours and not source.is_locked() and kafka_node.is_ready(port_of(wiring.endpoints.bootstrap_servers)):
+    if is_ours and not source.is_locked() and is_ready(port_of(wiring.endpoints.bootstrap_servers)):
         yield wiring
         return
     with open_broker(source, wait_s=WAIT_S, say=say) as servers:

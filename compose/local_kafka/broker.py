@@ -19,6 +19,8 @@ import logging
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,16 +32,16 @@ from pathlib import Path
 
 from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError, UnavailableError
+from tracegrad.schemas.topics import MAX_MESSAGE_BYTES
 
 from ..beats import beating
 from ..die_with_parent import guarded
 from ..files import hold_lock
+from ..loopback import LOOPBACK, free_port, is_free
 from ..printable_log import LOG_FORMAT, LogFormat, log_to_stderr
-from . import node as kafka_node
-from .jars import cache_dir, class_path
-from .java import aot_cache, find_java
+from .installation import aot_cache, cache_dir, class_path, find_java
 
-__all__ = ["LocalKafka", "main"]
+__all__ = ["LocalKafka", "is_ready", "main"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,9 @@ _LOOK_S = 0.2
 _ASK_EVERY = 10
 """Looks from one question to the broker to the next."""
 _VERSION = "kafka-4.3.1"
+_SERVER = Path(__file__).with_name("server.properties")
+_METADATA_V1 = struct.pack(">hhihi", 3, 1, 1, -1, 0)
+"""Request header (api, version, correlation id, no client id) and an empty list of topics."""
 
 
 class LocalKafka:
@@ -78,7 +83,7 @@ class LocalKafka:
         self, data_dir: Path | str, *, port: int | None = None, extra_java_options: Sequence[str] = ()
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
-        self._port = kafka_node.free_port() if port is None else port
+        self.port = free_port() if port is None else port
         self._extra_java_options = extra_java_options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -92,7 +97,7 @@ class LocalKafka:
     @property
     def bootstrap_servers(self) -> str:
         """`127.0.0.1:port`."""
-        return f"127.0.0.1:{self._port}"
+        return f"127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -103,14 +108,14 @@ class LocalKafka:
         """Returns when the broker takes requests. Downloads the jars the first time."""
         if self.pid is not None:
             return
-        if not kafka_node.is_free(self._port):
-            raise ConfigurationError(f"expected port {self._port} free for Kafka, got it taken; choose another")
+        if not is_free(self.port):
+            raise ConfigurationError(f"expected port {self.port} free for Kafka, got it taken; choose another")
         self.data_dir.mkdir(parents=True, exist_ok=True)
         java = self._java_command()
-        config = kafka_node.write_config(self.data_dir, self._port, kafka_node.free_port(excluding=[self._port]))
+        config = self._write_config(free_port(excluding=[self.port]))
         if not (self.data_dir / "log" / "meta.properties").exists():
             self._format(java, config)
-        # Takes only what the JVM itself says; the broker's own log rolls, see kafka_node.
+        # Takes only what the JVM itself says; the broker's own log rolls, by log4j2.properties.
         with (self.data_dir / "broker.out").open("wb") as output:
             self._process = subprocess.Popen(
                 guarded([*java, "kafka.Kafka", str(config)]),
@@ -123,7 +128,7 @@ class LocalKafka:
             )
         # Not sooner: the first start of all downloads the jars.
         started_at = time.monotonic()
-        while not kafka_node.is_ready(self._port):
+        while not is_ready(self.port):
             if self.pid is None:
                 raise UnavailableError(f"expected Kafka to start, got its end:\n{self.last_log_lines()}")
             if time.monotonic() - started_at > _START_TIMEOUT_S:
@@ -131,10 +136,6 @@ class LocalKafka:
                 raise UnavailableError(f"expected Kafka within {_START_TIMEOUT_S} s, got:\n{self.last_log_lines()}")
             time.sleep(0.02)
         logger.info("kafka ready at %s in %.2f s", self.bootstrap_servers, time.monotonic() - started_at)
-
-    def answers(self) -> bool:
-        """Whether it takes requests now; blocks for some seconds at most."""
-        return kafka_node.is_ready(self._port)
 
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
         """Asks the broker to end, waits, and kills it when it does not."""
@@ -155,11 +156,18 @@ class LocalKafka:
     def _java_command(self) -> list[str]:
         java, jars, cache = _installation()
         extra = self._extra_java_options
-        if not extra and cache is not None and cache.exists():
+        if not extra and cache.exists():
             extra = (f"-XX:AOTCache={cache}", *_CACHE_LOG_OPTIONS)
         log4j = Path(__file__).with_name("log4j2.properties")
         log_options = (f"-Dlog4j2.configurationFile={log4j}", f"-Dtracegrad.kafka.log={self.data_dir / 'broker.log'}")
         return [str(java), *_JAVA_OPTIONS, *extra, *log_options, "-cp", os.pathsep.join(map(str, jars))]
+
+    def _write_config(self, controller: int) -> Path:
+        """The node's server.properties; every listener is on loopback."""
+        config = self.data_dir / _SERVER.name
+        values = {"broker": self.port, "controller": controller, "log_dir": self.data_dir / "log"}
+        config.write_text(_SERVER.read_text().format(**values, max_message_bytes=MAX_MESSAGE_BYTES))
+        return config
 
     def _format(self, java: Sequence[str], config: Path) -> None:
         # Never two arguments: an id may begin with a dash.
@@ -184,18 +192,33 @@ class LocalKafka:
             process.wait(_STOP_TIMEOUT_S)
 
 
-def _installation() -> tuple[Path, list[Path], Path | None]:
+def is_ready(port: int) -> bool:
+    """Whether the broker at a loopback port answers requests and counts itself among the cluster's brokers: it accepts
+    connections before that, and topics made then fail. One Metadata request by hand, for no client library is known
+    here. Blocks for some seconds at most."""
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=1.0) as connection:
+            connection.settimeout(2.0)
+            connection.sendall(struct.pack(">i", len(_METADATA_V1)) + _METADATA_V1)
+            with connection.makefile("rb") as answers:
+                # Length, correlation id, then the number of brokers.
+                answer = answers.read(12)
+    except OSError:
+        return False
+    return len(answer) == 12 and int(struct.unpack(">iii", answer)[2]) >= 1
+
+
+def _installation() -> tuple[Path, list[Path], Path]:
     """The Java, the jars and where their AOT cache lies."""
-    java = find_java()
-    folder = cache_dir() / _VERSION
+    java, folder = find_java(), cache_dir() / _VERSION
     jars = class_path(folder)
-    return java.executable, jars, aot_cache(folder, java, _JAVA_OPTIONS, jars)
+    return java, jars, aot_cache(folder, java, _JAVA_OPTIONS, jars)
 
 
 def _prepare() -> None:
     """Makes the class-data cache, if it is missing and nobody else makes it; about 8 s."""
     _, _, cache = _installation()
-    if cache is None or cache.exists():
+    if cache.exists():
         return
     # On Linux that of this thread, and of what it starts.
     os.nice(19)
@@ -250,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if kafka.pid is None:
                     raise UnavailableError(f"expected Kafka to run on, got its end:\n{kafka.last_log_lines()}")
                 # Its own sign of life, not this process's.
-                if turn % _ASK_EVERY == 0 and kafka.answers():
+                if turn % _ASK_EVERY == 0 and is_ready(kafka.port):
                     num_answers += 1
                     beat()
     except TracegradError as error:

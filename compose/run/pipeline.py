@@ -31,11 +31,11 @@ from tracegrad.schemas.records.process_status import process_name
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import STREAMS, Stage
 
-from ..answers import answers, num_served
 from ..engine.failed_start import read_failed_start
 from ..kafka.positions import begin_run, positions
 from ..kafka.topic_admin import check_feedback_wait, create_topics, plan_topics
-from ..local_kafka import node as kafka_node
+from ..local_kafka.broker import is_ready
+from ..loopback import answers, free_port, is_free, num_served
 from ..metrics.endpoint import target_file
 from .process import ProcessSpec
 from .run_dir import Endpoints, RunDir
@@ -144,20 +144,20 @@ def _is_ours(port: int) -> bool:
     except (Timeout, OSError, NotImplementedError):
         return False
     _CLAIMS.append(claim)
-    return kafka_node.is_free(port)
+    return is_free(port)
 
 
 def _port(key: str, asked: int | None, last: str | None, taken: Iterable[int]) -> int:
     """The port asked for, else the last start's (whose holder may still be dying), else a free one."""
     wanted = asked if asked is not None else port_of(last) if last else None
     if wanted is None:
-        return kafka_node.free_port(excluding=tuple(taken))
+        return free_port(excluding=tuple(taken))
     until = time.monotonic() + _PORT_WAIT_S
-    while not kafka_node.is_free(wanted):
+    while not is_free(wanted):
         if time.monotonic() > until:
             if asked is not None:
                 raise ConfigurationError(f"{key}: {asked} is taken by another program; choose another, or none")
-            return kafka_node.free_port(excluding=tuple(taken))
+            return free_port(excluding=tuple(taken))
         time.sleep(0.1)
     return wanted
 
@@ -245,7 +245,7 @@ def _broker(wiring: Wiring) -> ProcessSpec:
         name=BROKER,
         argv=argv,
         env=ENVIRONMENT,
-        is_ready=lambda: kafka_node.is_ready(port),
+        is_ready=lambda: is_ready(port),
         # The first start of all downloads the jars.
         ready_timeout_s=300.0,
         stop_timeout_s=20.0,

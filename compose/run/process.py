@@ -31,7 +31,7 @@ from tracegrad.schemas.records.process_status import ProcessState, SupervisedPro
 from ..beats import BeatRecord, read_beat
 from ..die_with_parent import guarded
 from ..engine.failed_start import FailedStart
-from ..listening import Listening
+from ..loopback import GatewaySocket
 from ..metrics.endpoint import withdraw
 
 __all__ = ["Child", "ProcessSpec"]
@@ -118,7 +118,7 @@ class Child:
         self._struck = ""
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._listening = Listening(*spec.listens_at) if spec.listens_at else None
+        self._socket = GatewaySocket(*spec.listens_at) if spec.listens_at else None
 
     @property
     def pid(self) -> int | None:
@@ -136,7 +136,7 @@ class Child:
             # The launcher is what is executed: it would find out too late.
             if shutil.which(self.spec.argv[0]) is None:
                 raise FileNotFoundError(errno.ENOENT, "no such program")
-            variables, fds = self._listening.inherited() if self._listening else ({}, ())
+            variables, fds = self._socket.inherited() if self._socket else ({}, ())
             with self.log_path.open("ab") as log:
                 self._log_start = log.tell()
                 self._process = subprocess.Popen(
@@ -222,8 +222,8 @@ class Child:
 
     def stop_listening(self) -> None:
         """It is not started again: who connects is refused once the process has stopped listening too."""
-        if self._listening is not None:
-            self._listening.close()
+        if self._socket is not None:
+            self._socket.close()
 
     def ask_to_stop(self) -> None:
         """SIGTERM to the process itself: it ends its own helpers in order."""

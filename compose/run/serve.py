@@ -36,8 +36,7 @@ from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..beats import beating
 from ..kafka.errors import Seldom
-from ..listening import inherited_fd
-from ..loopback import without_proxy
+from ..loopback import inherited_fd, without_proxy
 from ..metrics.endpoint import serving_metrics
 from ..printable_log import log_to_stderr
 from .run_dir import RunDir

@@ -61,7 +61,7 @@ class Wiring:
     ) -> None:
         """
         Args:
-            listening_fd: what a gateway inherits from its supervisor (compose/listening.py).
+            listening_fd: what a gateway inherits from its supervisor (compose/loopback.py).
             bootstrap_servers: where the run's broker listens now, if not as at its last start.
         """
         self.run_dir, self.listening_fd = run_dir, listening_fd

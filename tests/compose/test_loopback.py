@@ -1,4 +1,4 @@
-"""A proxy in the environment: this machine is reached without it, by us and by the agents that we start."""
+"""This machine's own addresses are reached without a proxy, by us and by agents; what an engine there has served."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.serving import free_port
 from tracegrad.compose import cli
-from tracegrad.compose.answers import answers
+from tracegrad.compose.loopback import answers, num_served
 from tracegrad.compose.run import serve
 
+PAGE = b"""# HELP vllm:request_success_total Count of successfully processed requests.
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="policy"} 3.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="policy"} 1.2e+02
+vllm:request_success_created{engine="0",finished_reason="stop",model_name="policy"} 1.7e+09
+"""
 
-class _Health(BaseHTTPRequestHandler):
+
+class _Service(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(200 if self.path in ("/", "/metrics") else 404)
         self.end_headers()
+        self.wfile.write(PAGE)
 
     def log_message(self, *_: object) -> None:
         """Nothing."""
@@ -29,7 +38,7 @@ class _Health(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     """A service on loopback."""
-    with HTTPServer(("127.0.0.1", 0), _Health) as server:
+    with HTTPServer(("127.0.0.1", 0), _Service) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -61,6 +70,7 @@ def test_a_proxy_does_not_stand_before_loopback(
         monkeypatch.delenv(name)
     for name, value in {"http_proxy": "http://127.0.0.1:9", "NO_PROXY": excepted, "no_proxy": ""}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("urllib.request._opener", None)  # it remembers the proxies of its first use
     found: list[bool] = []
 
     def look() -> None:
@@ -78,3 +88,10 @@ def _is_ok(client: httpx.Client, url: str) -> bool:
         return client.get(url).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def test_requests_served_are_summed_over_how_they_ended(url: str) -> None:
+    """An engine that does not answer, or not in time, says nothing."""
+    assert num_served(url) == 123
+    assert num_served(url + "/no") is None
+    assert num_served(f"http://127.0.0.1:{free_port()}") is None

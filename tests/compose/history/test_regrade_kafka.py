@@ -16,7 +16,7 @@ from tracegrad.compose.cli import app
 from tracegrad.compose.history.replay import opened, replayed_settings, run_replay
 from tracegrad.compose.history.request import ReplayRequest, code_digest
 from tracegrad.compose.local_kafka.broker import LocalKafka
-from tracegrad.compose.local_kafka.node import is_free
+from tracegrad.compose.loopback import is_free
 from tracegrad.compose.run.pipeline import prepare_run, prepare_topics
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring, port_of

