@@ -38,6 +38,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+GONE = {
+    "--from-file": "--from takes a time, from which on a history is read",
+    "--kafka": "--source-dir names the folder of the source run",
+}
+"""Options of earlier releases -> what takes their place."""
 for panel, commands in {
     "Run": (run.demo, run.train, run.up, run.env, run.serve),
     "Look": (page, look.status, chat, look.tail, find.episodes, find.lineage, look.audit, recipes),
@@ -69,7 +74,10 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:
-        show = getattr(error, "show", None)
+        show, option = getattr(error, "show", None), getattr(error, "option_name", "")
+        if option in GONE:
+            echo(f"tracegrad: {option}: it is gone: {GONE[option]}", is_error=True)
+            sys.exit(FATAL_EXIT_STATUS)
         if show is None:
             echo("".join(traceback.format_exception(error)), is_error=True)
             sys.exit(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -14,11 +13,9 @@ import typer
 from typer.core import TyperCommand
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.trainer.history.config import Mode
 
-from ..history.offsets_file import read_begins
-from ..history.options import DryRun, Only
+from ..history.request import DryRun, Only
 from ..printable_log import LogFormat
 from ..run.load import load_over
 from ..run.settings import RunSettings
@@ -54,10 +51,6 @@ Source = Annotated[
     Path | None,
     typer.Option("--source-dir", help="The source run's folder; else the newest under --runs-dir.", show_default=False),
 ]
-FromFile = Annotated[
-    Path | None,
-    typer.Option("--from-file", help="topic,partition,offset a line: where to begin.", show_default=False),
-]
 Where = Annotated[
     str | None,
     typer.Option("--where", help="Groups by facts, such as 'service=shop agent=planner'.", show_default=False),
@@ -90,8 +83,7 @@ class HistoryCommand(TyperCommand):
     """`replay` or `regrade`: `--dry-run` may stand without a value, and then counts; `regrade` wants a grader."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--kafka" in (asked := {arg.split("=")[0] for arg in args}):
-            raise ConfigurationError("--kafka: it is gone: --source-dir names the folder of the source run")
+        asked = {arg.split("=")[0] for arg in args}
         if ctx.info_name == "regrade" and asked.isdisjoint(("--grader", *ctx.help_option_names)):
             raise ConfigurationError("regrade: expected --grader FILE:FUNCTION, got none; or use replay")
         return super().parse_args(ctx, ["--dry-run=count" if arg == "--dry-run" else arg for arg in args])
@@ -102,7 +94,6 @@ def replay(
     file: File = None,
     from_: From = "earliest",
     to: To = None,
-    from_file: FromFile = None,
     where: Where = None,
     source_dir: Source = None,
     set_: Set = None,
@@ -132,7 +123,7 @@ def replay(
     log_as(log_format, into, "replay")
     if grader is not None and reclose:
         raise ConfigurationError("--grader is for recorded episodes, --reclose makes others; leave one of them out")
-    meant = meant_history(from_, to, source_dir, runs_dir, into, from_file, where)
+    meant = meant_history(from_, to, source_dir, runs_dir, into, where)
     settings = _settings_of(meant.source.settings, file, {"run": into, **set_flags(set_ or [])}, grader)
     request = ReplayRequest(
         **_history_of(meant, where, mode),
@@ -156,7 +147,6 @@ def _history_of(meant: Meant, where: str | None, mode: Mode | None) -> dict[str,
         "asked": meant.asked,
         "begin_ms": meant.begin_ms,
         "end_ms": meant.end_ms,
-        "begins": meant.begins,
         "where": terms_of(where, may_see_outcome=mode == "filter") if where else (),
     }
 
@@ -184,7 +174,6 @@ class Meant(NamedTuple):
     """The options that say so, as a shell takes them."""
     begin_ms: int | None
     end_ms: int | None
-    begins: Mapping[TopicPartition, int] | None
 
 
 def meant_history(
@@ -193,7 +182,6 @@ def meant_history(
     source_dir: Path | None,
     runs_dir: Path,
     into: str | None = None,
-    from_file: Path | None = None,
     where: str | None = None,
 ) -> Meant:
     """What these options name; `into` is the new run's name. Raises ConfigurationError."""
@@ -201,14 +189,11 @@ def meant_history(
 
     named = from_.removeprefix(_RUN) if from_.startswith(_RUN) else None
     begin = "earliest" if named is not None else from_
-    if from_file is not None and begin != "earliest":
-        raise ConfigurationError(f"--from {from_} says where to begin, and so does --from-file; leave one of them out")
     if named is not None and source_dir is not None:
         raise ConfigurationError(f"--from {from_} names the source, and so does --source-dir; leave one of them out")
     if named is None and source_dir is None and into is not None:
         source_dir = known_source(runs_dir / into)  # by now the newest run is the replay itself
-    asked = ["--from", begin] if from_file is None else ["--from-file", str(from_file.absolute())]
-    asked += [*(["--to", to] if to else []), *(["--where", where] if where else [])]
+    asked = ["--from", begin, *(["--to", to] if to else []), *(["--where", where] if where else [])]
     now = datetime.now(UTC)
     begin_ms = moment_ms(begin, "--from", now, "run:NAME, earliest, ") if begin != "earliest" else None
     end_ms = moment_ms(to, "--to", now) if to else None
@@ -218,7 +203,6 @@ def meant_history(
         asked=shlex.join(asked),
         begin_ms=begin_ms,
         end_ms=end_ms,
-        begins=read_begins(from_file) if from_file is not None else None,
     )
 
 

@@ -22,7 +22,6 @@ from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 from tracegrad.schemas.topics import INPUTS, Stage
 
 from ..run.wiring import Wiring
-from .offsets_file import checked_begins
 from .request import ReplayRequest
 
 __all__ = ["counted", "meant"]
@@ -41,8 +40,7 @@ def meant(request: ReplayRequest, source: Wiring) -> History:
     def at(time_ms: int | None) -> Mapping[TopicPartition, int] | None:
         return source.kafka().admin.offsets_at(kept, time_ms) if time_ms is not None else None
 
-    begin = at(request.begin_ms) if request.begins is None else checked_begins(request.begins, kept)
-    window = Window(begin=begin, end=at(request.end_ms))
+    window = Window(begin=at(request.begin_ms), end=at(request.end_ms))
     if request.where and not found.episodes:
         raise ConfigurationError(
             f"--where: expected episodes of run {source.record.name} to choose by what stands on them, got none"

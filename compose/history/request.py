@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.log.where import Term
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
 from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine
@@ -24,10 +23,10 @@ from tracegrad.trainer.history.config import Mode
 from ..run.run_dir import Replayed, RunDir
 from ..run.settings import RunSettings
 from ..run_files import write_record
-from .offsets_file import digest_of
-from .options import DryRun, Only
 
 __all__ = [
+    "DryRun",
+    "Only",
     "ReplayRequest",
     "check_same",
     "check_source",
@@ -38,6 +37,10 @@ __all__ = [
     "topics_between",
 ]
 
+DryRun = Literal["count", "full"]
+"""Write nothing: count what there is to read, or fold it too."""
+Only = Literal["streams", "train"]
+"""A part of a replay: fold, and leave the training for later; or train on what was folded, and read no raw record."""
 _RULES = ("air", "credit", "feedback", "policy", "reward", "select", "streams")
 """Sections by which the same records become the same transitions."""
 
@@ -54,8 +57,6 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Groups that began at this time or later (ms since the epoch, by the records' own times); None: all."""
     end_ms: int | None = None
     """And before this time."""
-    begins: Mapping[TopicPartition, int] | None = None
-    """Groups whose first records lie at these offsets or behind; of a partition that is not named, any."""
     where: tuple[Term, ...] = ()
     """Groups of which an episode fits."""
     rate: float | None = None
@@ -109,8 +110,8 @@ def check_same(request: ReplayRequest, source: RunSettings, settings: RunSetting
     changed = changed_keys(was, now)
     rules_was, rules_now = _digests(source), _digests(settings)
     changed += [f"[{section}]" for section in _RULES if rules_was[section] != rules_now[section]]
-    if request.where or (request.begin_ms, request.end_ms, request.begins) != (None, None, None):
-        changed.append("a part of the history (--from, --from-file, --to, --where)")
+    if request.where or (request.begin_ms, request.end_ms) != (None, None):
+        changed.append("a part of the history (--from, --to, --where)")
     if request.reclose:
         changed.append("other closes (--reclose)")
     if request.grader:
@@ -172,7 +173,6 @@ def _replayed(request: ReplayRequest, source: RunDir, settings: RunSettings) -> 
         mode=request.mode,
         grader=request.grader,
         rules=_digests(settings),
-        begins=digest_of(request.begins),
     )
 
 
@@ -181,7 +181,7 @@ def _changed(before: Replayed, own: Replayed) -> list[str]:
     modes = (before.mode, own.mode)
     pairs: dict[str, tuple[object, object]] = {
         "source": (before.hash, own.hash),
-        "choice (--from, --from-file, --to, --where)": ((before.asked, before.begins), (own.asked, own.begins)),
+        "choice (--from, --to, --where)": ((before.asked, before.begins), (own.asked, own.begins)),
         "--grader": (before.grader, own.grader),
         "--reclose": (before.reclose, own.reclose),
         "--mode": modes if None not in modes else ("", ""),

@@ -104,7 +104,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     rules: dict[str, str]
     """Section of the settings -> sha256 of it, of those that decide what is made."""
     begins: str = ""
-    """Likewise of the offsets of `--from-file`."""
+    """Of an earlier release's replay from given offsets: their sha256."""
     is_folded: bool = False
     """Whether all that is meant has been folded."""
     grader: str = ""

@@ -102,6 +102,8 @@ def test_no_word_of_the_help_is_taken_for_markup() -> None:
         (("audit", "mine", "--runs-dir", "nowhere"), 78, "expected a run folder, got nowhere/mine"),
         (("status", "mine", "--run", "yours"), 78, "--run yours: mine is named too; leave one of them out"),
         (("topics", "create", "examples/calculator"), 78, "--bootstrap-servers"),
+        (("replay", "--into", "x", "--kafka", "y"), 78, "--kafka: it is gone: --source-dir names the folder"),
+        (("replay", "--into", "x", "--from-file", "y"), 78, "--from-file: it is gone: --from takes a time"),
         (("nonsense",), 2, "No such command"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",

@@ -15,7 +15,6 @@ from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.log.where import Term
 
 
@@ -58,10 +57,9 @@ def test_a_part_of_a_history_is_graded_as_it_is_replayed(
     runs: Path, asked: list[tuple[ReplayRequest, RunSettings]]
 ) -> None:
     """By the same options."""
-    (runs / "begins.csv").write_text("otlp_spans,0,3\n")
-    regraded(runs, from_file=runs / "begins.csv", where="task=a", mode="filter", only="streams")
+    regraded(runs, from_="2024-01-02T00:00:00Z", where="task=a", mode="filter", only="streams")
     ((request, _),) = asked
-    assert request.begins == {TopicPartition("otlp_spans", 0): 3}
+    assert request.begin_ms == 1_704_153_600_000
     assert (request.where, request.only) == ((Term("task", "=", "a"),), "streams")
 
 

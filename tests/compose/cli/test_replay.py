@@ -95,8 +95,6 @@ def _no_broker(source: RunDir, **_: object) -> Any:
         ({"from_": "run:mine", "into": "new", "set_": ["air.enable=false"]}, "did you mean 'enabled'"),
         ({"from_": "run:mine", "into": "new", "mode": "same", "set_": ["trainer.lr=2e-4"]}, r"\[trainer\] lr"),
         ({"from_": "PT1H", "into": "new", "mode": "same"}, "a part of the history"),
-        ({"from_": "PT1H", "into": "new", "from_file": Path("x.csv")}, "so does --from-file; leave one of them out"),
-        ({"into": "new", "from_file": Path("x.csv")}, r"--from-file x\.csv: expected a text file"),
         ({"into": "new", "set_": ['air.rules=[{"name": "x", "value": "much"}]']}, "value"),
         ({"into": "new", "set_": ['air.rules=[{"name": "x"']}, "expected JSON"),
         ({"into": "new", "set_": ["air.function=/nowhere/rule.py:pay"]}, "no such file: /nowhere/rule.py"),
@@ -187,14 +185,13 @@ def test_logs_are_as_asked_in_all_processes_of_a_replay(
     ("words", "message"),
     [
         (["regrade"], "regrade: expected --grader"),
-        (["replay", "--kafka", "x"], "--source-dir names the folder"),
         (["replay", "--grader", "x:y", "--reclose"], "leave one of them out"),
         (["replay", "some.toml", "--grader", "x:y"], "name single keys by --set"),
     ],
-    ids=["no_grader", "gone", "reclosed", "other_settings"],
+    ids=["no_grader", "reclosed", "other_settings"],
 )
 def test_options_that_do_not_go_together_are_refused(runs: Path, words: list[str], message: str) -> None:
-    """Or are gone, with what takes their place."""
+    """By the words that name them."""
     command, *rest = words
     given = ["--from", "run:mine", "--into", "new", "--runs-dir", str(runs), *rest]
     with pytest.raises(ConfigurationError, match=message):

@@ -30,6 +30,7 @@ from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.log.where import Term
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
@@ -135,22 +136,6 @@ def groups_of(logs: Mapping[str, MemoryLog], tmp_path: Path) -> list[bytes | Non
     """The bodies on `transitions` of the replay."""
     topics = RunDir.open(tmp_path / "again").settings.topics
     return [record.value for record in logs["again"].records(topics.name(Topic.TRANSITIONS))]
-
-
-def test_offsets_of_a_file_choose_whole_groups_by_their_first_records(
-    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path
-) -> None:
-    """What another file says is another replay, though it lies where the first lay."""
-    source, logs = runs
-    calls = SETTINGS.topics.name(Topic.LLM_CALLS)
-    second = next(part for part in source.recorded().episodes[1].parts if part.where.topic == calls)
-    asked = {"asked": "--from-file offsets.csv", "begins": {second.where: second.begin}}
-    with pytest.raises(ConfigurationError, match="--from-file x: expected groups that are meant so, got none of 3"):
-        replayed(tmp_path, {"asked": "--from-file x", "begins": {second.where: logs["test"].offsets(calls)[0].end}})
-    assert replayed(tmp_path, asked)[0] == 0
-    assert groups_of(logs, tmp_path) == source.values(Topic.TRANSITIONS)[1:]
-    with pytest.raises(ConfigurationError, match=r"another choice"):
-        replayed(tmp_path, {**asked, "begins": {second.where: 0}})
 
 
 def test_groups_are_chosen_by_what_stands_on_their_episodes(
@@ -297,8 +282,8 @@ def test_a_range_that_retention_ate_is_named(runs: tuple[SourceRun, dict[str, Me
     told = f"{end} records before offset {end} of {where.topic},{where.partition}"
     with pytest.raises(ConfigurationError, match=f"--from earliest: expected records .* retention has taken .*{told}"):
         replayed(tmp_path, {"asked": "--from earliest"})
-    with pytest.raises(ConfigurationError, match=f"--from-file x: expected groups .* retention has taken .*{told}"):
-        replayed(tmp_path, {"asked": "--from-file x", "begins": {where: end}})
+    with pytest.raises(ConfigurationError, match=f"--where task=no: expected groups .* retention .*{told}"):
+        replayed(tmp_path, {"asked": "--where task=no", "where": (Term("task", "=", "no"),)})
     assert not (tmp_path / "again").exists()
 
 
