@@ -4,21 +4,37 @@ In: a run's records of `training_steps`, in order, which a starting trainer read
 alarm. Out: names of the alarms that hold after the last. Pure, and here, so that any room judges alike. What drifts is
 the mean of the last 5 steps against that of the up to 20 before: it must differ by a share and by four standard errors,
 so that noise is no alarm; until there are 15 steps none of these holds. The thresholds are ours unless a source is
-named; docs/watching.md says how often they are wrong. Why nothing trains: untrained.py.
+named; docs/watching.md says how often they are wrong. Of NOTHING_TRAINS the commonest reason is told too, its share and
+its remedy (reasons.py): of steps, or of closed groups, whose counts by reason are given. A group counts as untrained
+only when none of its members has a call of the policy that is in the loss.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median, variance
+from typing import NamedTuple
 
+from .reasons import Reason, remedy_of
+from .records.episodes import Episode, why_excluded
 from .records.training import TrainingStep
-from .untrained import IN_A_ROW, untrained_steps_text
 
-__all__ = ["ALARMS", "NOTHING_TRAINS", "NUM_STEPS", "alarm_text", "alarms_of"]
+__all__ = [
+    "ALARMS",
+    "NOTHING_TRAINS",
+    "NUM_STEPS",
+    "MemberOutcome",
+    "UntrainedGroups",
+    "alarm_text",
+    "alarms_of",
+    "untrained_text",
+]
 
 NOTHING_TRAINS = "nothing_trains"
+IN_A_ROW = 3
+"""Steps without a trained token, or so many steps' closed groups: one batch may be odd."""
 
 _RECENT, _BEFORE, _BEFORE_LEAST = 5, 20, 10
 NUM_STEPS = _RECENT + _BEFORE
@@ -142,4 +158,93 @@ def alarms_of(steps: Sequence[TrainingStep]) -> tuple[str, ...]:
 
 def alarm_text(name: str, steps: Sequence[TrainingStep]) -> str:
     """An alarm's words after the last of the steps; of NOTHING_TRAINS also why, and what to do."""
-    return untrained_steps_text(steps) if name == NOTHING_TRAINS else ALARMS[name][1]
+    return _untrained_steps_text(steps) if name == NOTHING_TRAINS else ALARMS[name][1]
+
+
+class MemberOutcome(NamedTuple):
+    """What an episode gives its group to train on."""
+
+    excluded: str
+    """As `why_excluded`."""
+    masked: tuple[str, ...]
+    """Why calls of the policy leave the loss, of a member that is not excluded."""
+    trains: bool
+    """Whether a call of the policy is in the loss."""
+
+    @classmethod
+    def of(cls, episode: Episode, policy: str) -> MemberOutcome:
+        """Judged by the record alone; credit may find numbers in it that cannot train."""
+        if reason := why_excluded(episode, policy):
+            return cls(reason, (), False)
+        reasons = [call.masked for call in episode.calls if call.policy == policy]
+        return cls("", tuple(filter(None, reasons)), not all(reasons))
+
+
+class UntrainedGroups:
+    """The fold of closed groups: those since the last of which a member could train."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self.num = 0
+        self._groups, self._members, self._calls = Counter[str](), Counter[str](), Counter[str]()
+
+    def close(self, members: Sequence[MemberOutcome]) -> None:
+        """One more group closed, with these."""
+        if any(one.trains for one in members):
+            self._reset()
+            return
+        self.num += 1
+        self._groups[Reason.ALL_MEMBERS_EXCLUDED if all(one.excluded for one in members) else Reason.NO_TOKENS] += 1
+        self._members.update(one.excluded for one in members if one.excluded)
+        self._calls.update(reason for one in members for reason in one.masked)
+
+    def holds(self, groups_per_step: int) -> bool:
+        """Whether they are as many as IN_A_ROW steps take."""
+        return self.num >= IN_A_ROW * groups_per_step
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        why = untrained_text(self._groups, self._members, self._calls)
+        return f"none of the last {self.num} closed groups can train: {why}"
+
+
+def _untrained_steps_text(steps: Sequence[TrainingStep]) -> str:
+    """In words, of a run's steps of which the last IN_A_ROW trained no token."""
+    last, before = steps[-IN_A_ROW:], steps[-IN_A_ROW - 1 : -IN_A_ROW]
+    groups = Counter(last[-1].accounting.excluded)
+    groups.subtract(before[0].accounting.excluded if before else {})
+    members = _sum(step.members_excluded for step in last)
+    why = untrained_text(+groups, members, _sum(step.masked for step in last))
+    return f"the last {len(last)} steps trained no token: {why}"
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total = Counter[str]()
+    for one in counts:
+        total.update(one)
+    return total
+
+
+def untrained_text(groups: Counter[str], members: Counter[str], calls: Counter[str]) -> str:
+    """The commonest reason of the groups; where that only says that nothing was left, that of what was left out."""
+    reason, words = _commonest(groups, "groups")
+    beneath = {
+        Reason.ALL_MEMBERS_EXCLUDED.value: (members, "their excluded members"),
+        Reason.NO_TOKENS.value: (calls, "their masked calls"),
+    }
+    counts, of = beneath.get(reason, (Counter[str](), ""))
+    if counts:
+        reason, finer = _commonest(counts, of)
+        words = f"{words}, {finer}"
+    remedy = remedy_of(reason) or "docs/reasons.md lists the reasons"
+    return f"{words}: {remedy[:1].lower()}{remedy[1:].removesuffix('.')}"
+
+
+def _commonest(counts: Counter[str], of: str) -> tuple[str, str]:
+    if not counts:
+        return "", f"no reason is told of {of}"
+    reason = min(counts, key=lambda one: (-counts[one], one))
+    return reason, f"{counts[reason] / counts.total():.0%} of {of} `{reason}`"

@@ -45,6 +45,7 @@ __all__ = [
     "Seconds",
     "Section",
     "Whole",
+    "documented",
     "function_of",
     "module_of",
     "nearest",
@@ -126,7 +127,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         found: dict[str, str] = {}
         for record in reversed(cls.__mro__):
             if issubclass(record, Section):
-                found |= _documented(record.__module__).get(record.__name__, {})
+                found |= documented(record.__module__).get(record.__name__, {})
         return found
 
 
@@ -160,15 +161,17 @@ def _remarks(record: type[Section]) -> dict[str, tuple[Any, ...]]:
 
 
 @cache
-def _documented(module: str) -> dict[str, dict[str, str]]:
-    """Class -> field -> docstring, read from the module's source: Python keeps none of a field."""
+def documented(module: str) -> dict[str, dict[str, str]]:
+    """Class -> field or member -> docstring, read from the module's source: Python keeps none of these."""
     found: dict[str, dict[str, str]] = {}
     for record in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(record, ast.ClassDef):
             found[record.name] = {
-                ast.unparse(field.target): " ".join(doc.value.value.split())
+                ast.unparse(field.target if isinstance(field, ast.AnnAssign) else field.targets[0]): " ".join(
+                    doc.value.value.split()
+                )
                 for field, doc in pairwise(record.body)
-                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
+                if isinstance(field, ast.AnnAssign | ast.Assign) and isinstance(doc, ast.Expr)
                 if isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str)
             }
     return found

@@ -25,6 +25,7 @@ from .keys import (
     rollout_key,
     trace_key,
 )
+from .reasons import Reason
 
 __all__ = [
     "INPUTS",
@@ -320,5 +321,5 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
             raise RecordError(
                 f"expected at most {self.value_bytes(topic)} bytes of a record on {topic}, got {len(value)}; it needs "
                 f"[kafka.max_message_bytes] {topic} = {len(value) + _FRAME_BYTES}",
-                reason="too_large",
+                reason=Reason.TOO_LARGE,
             )

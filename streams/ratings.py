@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, FEEDBACK_SOURCE, REWARDS, Reward, is_usable, piece_id
 
@@ -71,7 +72,7 @@ def rated_anew(episode: Episode, said: Iterable[Reward]) -> Episode:
 
 def _chosen(call: EpisodeCall) -> EpisodeCall:
     """One of several answers to a request that is rated is the one that counts."""
-    is_rated = call.masked == "not_chosen" and not all(reward.is_automatic for reward in call.rewards)
+    is_rated = call.masked == Reason.NOT_CHOSEN and not all(reward.is_automatic for reward in call.rewards)
     return msgspec.structs.replace(call, masked="") if is_rated else call
 
 

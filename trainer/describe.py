@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from msgspec.structs import asdict, replace
 
-from tracegrad.schemas.records.training import BELOW_BOUND, StepResult, TrainingStep
+from tracegrad.schemas.reasons import Reason
+from tracegrad.schemas.records.training import StepResult, TrainingStep
 from tracegrad.schemas.records.transitions import MemberSummary
 
 from .algorithm.gae import explained_variance
@@ -49,7 +50,7 @@ def _became(batch: Batch) -> dict[str, Any]:
     return {
         "group_ids": batch.group_ids,
         "excluded_ids": batch.excluded,
-        "below_bound": tuple(member.episode_id for member in members if member.excluded == BELOW_BOUND),
+        "below_bound": tuple(member.episode_id for member in members if member.excluded == Reason.BELOW_BOUND),
         "taken_ids": batch.consumed,
     }
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tracegrad.schemas.alarms import untrained_text
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, why_excluded
 from tracegrad.schemas.topics import Topic
-from tracegrad.schemas.untrained import ALL_EXCLUDED, NO_TOKENS, untrained_text
 from tracegrad.trainer.batch.groups import GroupLimits, above, judge, why_untrained
 
 from ..run.wiring import Wiring
@@ -43,11 +44,13 @@ def why_nothing_trains(into: Wiring) -> str:
             group = above(group, history.config.bound)
         if not reason and any(row.loss_mask.any() for row in group.rows):
             return ""
-        groups[reason or (NO_TOKENS if group.rows else ALL_EXCLUDED)] += 1
+        groups[reason or (Reason.NO_TOKENS if group.rows else Reason.ALL_MEMBERS_EXCLUDED)] += 1
         members.update(one.excluded for one in group.summary.members if one.excluded)
         calls.update(turn.masked for turn in group.turns.values() if turn.masked)
     num_calls, num_episodes, alone = _recorded(into, policy)
-    why = untrained_text(groups, members, calls) if groups else untrained_text(Counter({ALL_EXCLUDED: 1}), alone, calls)
+    if not groups:
+        groups, members = Counter({Reason.ALL_MEMBERS_EXCLUDED.value: 1}), alone
+    why = untrained_text(groups, members, calls)
     return (
         f"nothing to train: {num_calls} calls of {policy} in {num_episodes} episodes, none of them in the loss, so no "
         f"version is published. {why}"

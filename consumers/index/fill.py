@@ -20,8 +20,9 @@ from tracegrad.schemas.errors import UndecodableError
 from tracegrad.schemas.log.made_of import GroupMadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.policies import partition_of
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.codec import Codec
-from tracegrad.schemas.records.training import BELOW_BOUND, TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import summary_of
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, VersionManifest
 from tracegrad.schemas.topics import Topic
@@ -192,7 +193,7 @@ class Fill:
             for group, reason in told.items():
                 row = (self._group(group), step.step, step.epoch, self._word("excluded", reason))
                 self._sql.execute("INSERT OR REPLACE INTO step_groups VALUES(?, ?, ?, ?)", row)
-            why = self._word("excluded", BELOW_BOUND) if step.below_bound else None
+            why = self._word("excluded", Reason.BELOW_BOUND) if step.below_bound else None
             self._sql.executemany(
                 "INSERT OR IGNORE INTO members VALUES(?, ?)", ((id_, why) for id_ in step.below_bound)
             )

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tracegrad.schemas.alarms import MemberOutcome, UntrainedGroups
 from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
@@ -43,7 +44,6 @@ from tracegrad.schemas.records.weights import (
     folder_of,
 )
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.schemas.untrained import MemberOutcome, UntrainedGroups
 
 from .captured import CapturedTraffic
 

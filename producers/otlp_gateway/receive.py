@@ -37,8 +37,8 @@ from tracegrad.schemas.metrics import (
     SPANS,
     Metrics,
 )
-from tracegrad.schemas.otlp.salvage import DAMAGED
 from tracegrad.schemas.otlp.signal import TRACES, Signal
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -169,7 +169,7 @@ class Receiver:
 
     def _decode_now(self, signal: Signal, sender: Sender, body: bytes, form: str) -> _Split:
         message, lost = decode_body(signal, body, form)
-        rejected = [Rejected(reason=DAMAGED, num_bytes=part.num_bytes, sha256=part.sha256) for part in lost]
+        rejected = [Rejected(reason=Reason.DAMAGED, num_bytes=part.num_bytes, sha256=part.sha256) for part in lost]
         rejected += add_identity(signal, message, *sender.attempt) if sender.attempt else []
         run = self._handles.run_hash
         is_named = form != PROTOBUF or sender.attempt is not None or may_name(body, run)

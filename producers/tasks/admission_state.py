@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from tracegrad.schemas.alarms import MemberOutcome, UntrainedGroups
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.metrics import GROUPS_TAKEN
 from tracegrad.schemas.records.calls import Purpose
@@ -24,7 +25,6 @@ from tracegrad.schemas.records.process_status import TRAINER, ProcessReport
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, RolloutEvent, RolloutRequest, RolloutState, is_usable
 from tracegrad.schemas.records.training import GroupsGivenBack, TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
-from tracegrad.schemas.untrained import MemberOutcome, UntrainedGroups
 
 from ..rollout_histories import Histories, Members
 from .pace import RunProgress

@@ -18,12 +18,11 @@ from google.protobuf.internal.decoder import _DecodeVarint  # type: ignore[impor
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from ..errors import RecordError, UndecodableError
+from ..reasons import Reason
 from .signal import Signal, is_json, parsed
 
-__all__ = ["DAMAGED", "MAX_LOST", "Lost", "Salvaged", "damaged", "salvage"]
+__all__ = ["MAX_LOST", "Lost", "Salvaged", "damaged", "salvage"]
 
-DAMAGED = "damaged"
-"""The reason of dead letters for what is lost of a request that was read otherwise."""
 MAX_LOST = 1_000
 """Beyond it a request is not damaged but none."""
 _MAX_FIELDS = 200_000
@@ -73,7 +72,7 @@ def damaged(lost: tuple[Lost, ...]) -> RecordError | None:
     num_bytes = sum(part.num_bytes for part in lost)
     return RecordError(
         f"expected an OTLP request, got one of which {len(lost)} parts of {num_bytes} bytes cannot be read",
-        reason=DAMAGED,
+        reason=Reason.DAMAGED,
     )
 
 
@@ -120,4 +119,4 @@ def _fields(data: bytes, num_fields: Iterator[int]) -> Iterator[tuple[int, int, 
 
 
 def _refusal(what: str) -> UndecodableError:
-    return UndecodableError(f"expected an OTLP request of {what}", reason="undecodable")
+    return UndecodableError(f"expected an OTLP request of {what}", reason=Reason.UNDECODABLE)

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from ..errors import UndecodableError
+from ..reasons import Reason
 from ..topics import Topic
 
 __all__ = ["LOGS", "TRACES", "Signal", "is_json", "items_of", "parsed"]
@@ -56,12 +57,12 @@ def parsed(signal: Signal, data: bytes) -> Any:
             f"expected {type(request).__name__} bytes, got OTLP as JSON; have whoever writes the topic send protobuf "
             "(a Collector's Kafka exporter: `encoding: otlp_proto`), or send the JSON to the OTLP gateway, which takes "
             "both",
-            reason="undecodable",
+            reason=Reason.UNDECODABLE,
         )
     try:
         request.ParseFromString(data)
     except DecodeError as error:
-        raise UndecodableError(f"expected {type(request).__name__} bytes, got {error}", reason="undecodable") from error
+        raise UndecodableError(f"expected an OTLP request, got {error}", reason=Reason.UNDECODABLE) from error
     return request
 
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 import msgspec
 
 from ..errors import UndecodableError
+from ..reasons import Reason
 
 __all__ = ["Codec", "OpenEnum"]
 
@@ -57,7 +58,7 @@ class Codec(Generic[T]):
                 (`null_value`).
         """
         if data is None:
-            raise UndecodableError("expected a record, got a tombstone (null value)", reason="null_value")
+            raise UndecodableError("expected a record, got a tombstone (null value)", reason=Reason.NULL_VALUE)
         try:
             record: T = self._decoder.decode(data)
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
@@ -67,6 +68,6 @@ class Codec(Generic[T]):
             told = str(schema)[:_TOLD_CHARS]
             raise UndecodableError(
                 f"expected schema in {self._released}, got {told!r}; this reader is older than the writer",
-                reason="unknown_schema",
+                reason=Reason.UNKNOWN_SCHEMA,
             )
         return record

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from ..reasons import Reason
 from .calls import TOKEN_BYTES, CallOutcome, CallRecord, Purpose, SpliceOutcome, ToolCall
 from .codec import Codec
 from .facts import Close, ToolStatus
@@ -247,12 +248,12 @@ def why_excluded(episode: _Attempt, policy: str) -> str:
     if episode.state in (RolloutState.ABORTED, RolloutState.GIVEN_UP):
         return episode.state.value
     if not episode.state.is_end and episode.rollout_id is not None:
-        return "unknown_state"
+        return Reason.UNKNOWN_STATE
     if episode.calls_omitted:
         return episode.calls_omitted
     if all(call.policy != policy for call in episode.calls):
-        return "no_calls"
-    return "" if is_usable(episode.reward) else "unscored"
+        return Reason.NO_CALLS
+    return "" if is_usable(episode.reward) else Reason.UNSCORED
 
 
 FEEDBACK = "feedback"

@@ -15,7 +15,6 @@ from .codec import Codec
 
 __all__ = [
     "ADVANTAGES",
-    "BELOW_BOUND",
     "TRAINING_STEPS",
     "Accounting",
     "CallAdvantage",
@@ -31,8 +30,6 @@ __all__ = [
 
 LOGPROB_ERROR_BOUND = 0.1
 """Nats between trainer and sampler at one version, published in float32: beyond it the engine serves other weights."""
-BELOW_BOUND = "below_bound"
-"""Why a run that trains by `filter` leaves an episode out, or a group."""
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):

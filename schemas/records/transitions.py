@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import RecordError
+from ..reasons import Reason
 from .episodes import AppliedReward
 from .rollouts import MAX_REWARD, PeersRule, is_usable
 from .tokens import Ids, Logprobs, Mask
@@ -206,11 +207,10 @@ def decode_group(data: bytes | None) -> tuple[GroupSummary, list[SegmentRow]]:
     """The group of these bytes, checked: schema, then Arrow's own full validation, then the meaning.
 
     Raises:
-        RecordError: whatever is wrong with them. Unvalidated Arrow bytes can crash the process, so nothing
-            else may read a transitions record.
+        RecordError: whatever is wrong. Unvalidated Arrow bytes can crash the process, so nothing else may read them.
     """
     if data is None:
-        raise RecordError("expected an Arrow stream, got a tombstone (null value)", reason="null_value")
+        raise RecordError("expected an Arrow stream, got a tombstone (null value)", reason=Reason.NULL_VALUE)
     try:
         batch = _read_batch(data)
         batch.validate(full=True)
@@ -231,7 +231,7 @@ def _read_batch(data: bytes) -> pa.RecordBatch:
     messages = list(itertools.islice(pa.ipc.MessageReader.open_stream(data), 3))
     schema = pa.ipc.read_schema(messages[0]) if messages else pa.schema([])
     if not schema.equals(TRANSITIONS_SCHEMA, check_metadata=False):
-        raise RecordError("expected the transitions/1 Arrow schema, got another", reason="unknown_schema")
+        raise RecordError("expected the transitions/1 Arrow schema, got another", reason=Reason.UNKNOWN_SCHEMA)
     if len(messages) != 2 or messages[1].type != "record batch":
         raise RecordError(f"expected 1 record batch, got {[message.type for message in messages[1:]]}")
     if _is_compressed(memoryview(messages[1].metadata)):
@@ -312,7 +312,7 @@ def _values(name: str, column: pa.Array) -> list[Any]:
 def _check_summary(summary: GroupSummary) -> None:
     """The meaning of what belongs to the group as a whole."""
     if summary.schema != "transitions/1":
-        raise RecordError(f"expected schema transitions/1, got {summary.schema!r}", reason="unknown_schema")
+        raise RecordError(f"expected schema transitions/1, got {summary.schema!r}", reason=Reason.UNKNOWN_SCHEMA)
     if len({member.rollout_id for member in summary.members}) != len(summary.members):
         raise RecordError(f"expected each rollout once among the members of group {summary.group_id}, got one twice")
     rewards = [m.reward for m in summary.members if m.reward is not None or (summary.members[1:] and not m.excluded)]

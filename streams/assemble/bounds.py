@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.facts import (
     CallEndedFact,
     CallFact,
@@ -71,19 +72,22 @@ class Bounds:
         # That a call lasts, how it went, and that it was superseded; other models' calls among them.
         most *= 3 if sender == OUTCOMES else 1
         if episode.num_facts(sender) + num_new > most:
-            raise RecordError(f"expected at most {most} {what} of {episode.episode_id}", reason=f"too_many_{what}")
+            raise RecordError(
+                f"expected at most {most} {what} of {episode.episode_id}",
+                reason=Reason.TOO_MANY_CALLS if of_calls else Reason.TOO_MANY_SPANS,
+            )
         num_bytes = len(record.value or b"")
         most = limits.max_bytes_per_episode
         if episode.held[sender].num_bytes + num_bytes > most:
             raise RecordError(
-                f"expected {what} of at most {most} bytes of {episode.episode_id}", reason="too_many_bytes"
+                f"expected {what} of at most {most} bytes of {episode.episode_id}", reason=Reason.TOO_MANY_BYTES
             )
         num_open, quarter = self._num_bytes, limits.max_open_bytes // 4
         most = limits.max_open_bytes if of_calls else 3 * quarter
         if sender == NOBODY and episode.attempt is not None:
             num_open, most, what = self._num_unproved, quarter, f"unproved {what}"
         if num_open + num_bytes > most:
-            raise RecordError(f"expected {what} while at most {most} bytes are open", reason="too_many_open_bytes")
+            raise RecordError(f"expected {what} while at most {most} bytes are open", reason=Reason.TOO_MANY_OPEN_BYTES)
 
     def _is_awaited(self, fact: Fact) -> bool:
         if isinstance(fact, RewardFact):

@@ -30,6 +30,7 @@ from tracegrad.schemas.metrics import (
     PROPOSALS_VOID,
     Metrics,
 )
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import ClosedMarker
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -213,7 +214,7 @@ class Assemble(StageFold[OpenEpisode]):
         if was_stray and not is_stray:
             num_open = len(self._open) - len(self._strays)
             if num_open >= self._rules.streams.max_open_episodes:
-                raise RecordError(f"expected at most {num_open} open episodes", reason="too_many_open")
+                raise RecordError(f"expected at most {num_open} open episodes", reason=Reason.TOO_MANY_OPEN)
         if episode is None:
             attempt = attempt_of(facts.episode_id, self._rules.runs)
             episode = OpenEpisode(facts.episode_id, attempt, partition=record.partition, key=key)
@@ -247,7 +248,7 @@ class Assemble(StageFold[OpenEpisode]):
     def _to_attempt(self, facts: Facts) -> Facts:
         """Of what was forwarded to a rollout: to the attempt whose call bears one of the ids, which has to be open."""
         if facts.forwarded_from is not None and attempt_of(facts.episode_id, self._rules.runs):
-            raise RecordError(f"expected facts of {facts.episode_id}, got others", reason="identity_conflict")
+            raise RecordError(f"expected facts of {facts.episode_id}, got others", reason=Reason.IDENTITY_CONFLICT)
         if not is_rollout(facts.episode_id):
             return facts
         minted = {fact.minted_id for fact in facts.facts if isinstance(fact, LinkFact)}
@@ -256,7 +257,7 @@ class Assemble(StageFold[OpenEpisode]):
         known = (one for one in attempts if of_spans and one.is_told_of(facts.forwarded_from, minted))
         found = next((one.episode_id for one in known), None)
         if found is None:
-            raise RecordError(f"expected an open attempt of rollout {facts.episode_id}, got none", reason="late")
+            raise RecordError(f"expected an open attempt of rollout {facts.episode_id}, got none", reason=Reason.LATE)
         return msgspec.structs.replace(facts, episode_id=found)
 
     def _forward(self, episode: OpenEpisode, to: str) -> Emission:

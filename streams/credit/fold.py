@@ -33,6 +33,7 @@ from tracegrad.schemas.log.made_of import (
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PROPOSALS, Metrics
 from tracegrad.schemas.policies import partition_of
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import (
     EPISODE_SCORES,
@@ -206,25 +207,25 @@ class Credit(StageFold[_OpenGroup]):
     def _ends_here(self, episode: Episode) -> str:
         """Why the episode joins no group; empty when it does."""
         if episode.group is None:
-            return "without_group"
+            return Reason.WITHOUT_GROUP
         if episode.purpose is not Purpose.TRAIN and episode.rollout_id is not None:
-            return "not_training"
+            return Reason.NOT_TRAINING
         if not episode.is_final:
-            return "superseded"
-        return "of_closed_group" if self._is_closed(episode.group.id) else ""
+            return Reason.SUPERSEDED
+        return Reason.OF_CLOSED_GROUP if self._is_closed(episode.group.id) else ""
 
     def _add(self, record: Record, episode: Episode, group: GroupRef) -> Emission:
         if not 0 <= group.member < group.size <= MAX_GROUP_SIZE:
-            raise RecordError(f"expected 0 <= member < size, got {group.member}, {group.size}", reason="bad_group")
+            raise RecordError(f"expected 0 <= member < size, got {group.member}, {group.size}", reason=Reason.BAD_GROUP)
         state = self._open.get(group.id)
         if state is None:
             state = _OpenGroup(self._num_closed)
         elif next(iter(state.members.values()))[0].group.size != group.size:  # type: ignore[union-attr]
-            raise RecordError(f"expected one size of group {group.id}, got {group.size} too", reason="bad_group")
+            raise RecordError(f"expected one size of group {group.id}, got {group.size} too", reason=Reason.BAD_GROUP)
         for place, (other, _) in state.members.items():
             if place != group.member and other.rollout_id == episode.rollout_id:
                 raise RecordError(
-                    f"expected one place of rollout {episode.rollout_id}, got {place} too", reason="bad_group"
+                    f"expected one place of rollout {episode.rollout_id}, got {place} too", reason=Reason.BAD_GROUP
                 )
         self._open[group.id] = state
         value = record.value or b""
@@ -232,7 +233,7 @@ class Credit(StageFold[_OpenGroup]):
         if self._num_bytes + len(value) > most:
             # Its group must close all the same, so it joins without what takes the room.
             error = f"expected episodes of at most {most} bytes in open groups; raise [streams] max_open_bytes"
-            episode = msgspec.structs.replace(episode, calls=(), calls_omitted="too_many_open_bytes", error=error)
+            episode = msgspec.structs.replace(episode, calls=(), calls_omitted=Reason.TOO_MANY_OPEN_BYTES, error=error)
         else:
             state.num_bytes += len(value)
             self._num_bytes += len(value)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import TOKEN_BYTES
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import is_usable
@@ -39,13 +40,13 @@ def why_masked(call: EpisodeCall) -> str:
     if call.masked:
         return call.masked
     if len(call.logprobs) != len(call.sampled_ids):
-        return "bad_logprobs"
+        return Reason.BAD_LOGPROBS
     logprobs = logprobs_from_bytes(call.logprobs)
     if not np.isfinite(logprobs).all() or (logprobs > MAX_LOGPROB).any():
-        return "bad_logprobs"
+        return Reason.BAD_LOGPROBS
     if not _temperature(call):
-        return "bad_temperature"
-    return "" if are_complete(call.versions, call.num_sampled) else "bad_versions"
+        return Reason.BAD_TEMPERATURE
+    return "" if are_complete(call.versions, call.num_sampled) else Reason.BAD_VERSIONS
 
 
 def _temperature(call: EpisodeCall) -> float:
@@ -121,14 +122,14 @@ def build_segments(episode: Episode, policy: str, credits: Sequence[CallCredit])
         chain = chains[number]
         num_bytes += grown.end.end - (chain.end.end if chain.end else 0)
         if num_bytes > MAX_ROW_BYTES:
-            raise RecordError(f"expected rows of at most {MAX_ROW_BYTES} bytes of ids in all", reason="too_large")
+            raise RecordError(f"expected rows of at most {MAX_ROW_BYTES} bytes of ids in all", reason=Reason.TOO_LARGE)
         tree.end_row(number, grown.end, before=chain.end)
         chain.append(call, grown, credit)
     if broken and not chains:
         raise RecordError(
             f"expected the prompt of some call to follow from its parent's, got breaks at all {len(broken)}, first at "
             f"{broken[0]}",
-            reason="broken_prefix",
+            reason=Reason.BROKEN_PREFIX,
         )
     num_trained = sum(chain.mask.count(1) for chain in chains)
     return [_row(episode, chain, tree, num_trained) for chain in chains]
@@ -138,7 +139,7 @@ def _row(episode: Episode, chain: _Chain, tree: PrefixTree, num_trained: int) ->
     assert chain.end is not None  # it has a call
     ids = ids_from_bytes(tree.ids(chain.end))
     if (ids < 0).any():
-        raise RecordError("expected token ids >= 0, got a negative one", reason="bad_tokens")
+        raise RecordError("expected token ids >= 0, got a negative one", reason=Reason.BAD_TOKENS)
     return SegmentRow(
         rollout_id=episode.rollout_id or episode.episode_id,
         attempt_id=episode.attempt_id or "",

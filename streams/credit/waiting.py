@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.made_of import Parts, origins_in
 from tracegrad.schemas.log.protocol import Headers, Position, Record
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import FEEDBACK, UNCLAIMED, Episode
 from tracegrad.schemas.records.rollouts import Reward
 
@@ -205,7 +206,7 @@ class Waiting:
     def hear(self, key: str, reward: Reward, record: Record) -> None:
         """Feedback on a conversation, and the record that tells of it. Raises RecordError."""
         if self._num_said >= _MAX_SAID:
-            raise RecordError(f"expected at most {_MAX_SAID} pieces of feedback that wait", reason="too_many_scores")
+            raise RecordError(f"expected at most {_MAX_SAID} pieces of feedback to wait", reason=Reason.TOO_MANY_SCORES)
         conversation = self._at(key, record.partition)
         conversation.said.append(_Said(reward, record.position, record.headers))
         self._num_said += 1

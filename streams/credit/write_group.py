@@ -16,6 +16,7 @@ import msgspec
 from tracegrad.schemas.beat import waiting
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import CALLS_LEFT_OUT, CALLS_MASKED, MEMBERS_EXCLUDED, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import Episode, why_excluded
 from tracegrad.schemas.records.rollouts import MAX_REWARD, is_usable
 from tracegrad.schemas.records.transitions import MAX_WEIGHT, GroupSummary, MemberSummary, SegmentRow, encode_group
@@ -43,7 +44,7 @@ def credit_group(
     credited, problem = _credited(members, credits)
     for episode, of_calls in zip(members, credited, strict=True):
         waiting("crediting a rollout")  # one may take ten seconds, a group has many
-        reason = why_excluded(episode, policy) or ("strategy_failed" if problem else "")
+        reason = why_excluded(episode, policy) or (Reason.STRATEGY_FAILED if problem else "")
         if not reason:
             try:
                 _check(of_calls)
@@ -65,7 +66,7 @@ def credit_group(
         task_id=members[0].task_id or "",
         policy=policy,
         members=tuple(summaries),
-        excluded="" if any(not summary.excluded for summary in summaries) else "all_members_excluded",
+        excluded="" if any(not summary.excluded for summary in summaries) else Reason.ALL_MEMBERS_EXCLUDED,
         detail=problem,
         peers=credits.terms.peers,
         air_rules=tuple(sorted({episode.air_rules for episode in members if episode.air_rules})),
@@ -99,9 +100,9 @@ def _plain(one: Any) -> CallCredit:
 
 def _check(of_calls: Sequence[CallCredit]) -> None:
     if not all(is_usable(one.return_) for one in of_calls):
-        raise RecordError(f"expected returns of at most {MAX_REWARD:g}, got another", reason="bad_return")
+        raise RecordError(f"expected returns of at most {MAX_REWARD:g}, got another", reason=Reason.BAD_RETURN)
     if not all(abs(one.weight) <= MAX_WEIGHT for one in of_calls):
-        raise RecordError(f"expected weights of at most {MAX_WEIGHT:g}, got another", reason="bad_weight")
+        raise RecordError(f"expected weights of at most {MAX_WEIGHT:g}, got another", reason=Reason.BAD_WEIGHT)
 
 
 def _summary(episode: Episode, excluded: str) -> MemberSummary:
@@ -121,7 +122,7 @@ def _encode(summary: GroupSummary, rows: list[SegmentRow], topics: Topics) -> by
         value = encode_group(summary, rows)
         topics.check_size(Topic.TRANSITIONS, value)
     except (OverflowError, TypeError, ValueError) as error:  # Arrow's refusals derive from the last two
-        reason = error.reason if isinstance(error, RecordError) else "unencodable"
+        reason = error.reason if isinstance(error, RecordError) else Reason.UNENCODABLE
         _LOGGER.warning("group %s trains nothing: %s", summary.group_id, error)
         return encode_group(msgspec.structs.replace(summary, excluded=reason, detail=str(error)[:500]), [])
     return value

@@ -24,6 +24,7 @@ from tracegrad.schemas.log.mac import is_by_own_run, signer_of
 from tracegrad.schemas.log.made_of import origin_header, place_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import CALLS_UNPROVED, CONTEXT_CALLS, FACTS, LINKS, NOT_SELECTED, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
     CallEnded,
@@ -91,13 +92,13 @@ class Normalize(StageFold[None]):
         elif record.topic in self._codecs:
             outputs = self._fold_item(record, self._codecs[record.topic])
         else:
-            raise RecordError(f"expected a raw topic, got {record.topic!r}", reason="unknown_topic")
+            raise RecordError(f"expected a raw topic, got {record.topic!r}", reason=Reason.UNKNOWN_TOPIC)
         return Emission(outputs=tuple(outputs), done=(record.position,))
 
     def _fold_items(self, record: Record, reader: SpanReader | LogReader, what: str) -> list[Output]:
         """The facts of the items of an OTLP request."""
         if record.value is None:
-            raise UndecodableError("expected a record, got a tombstone (null value)", reason="null_value")
+            raise UndecodableError("expected a record, got a tombstone (null value)", reason=Reason.NULL_VALUE)
         scan = reader.read(record.value, signer=signer_of(record))
         self._refusals.accept(record)
         outputs = []

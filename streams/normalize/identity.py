@@ -20,6 +20,7 @@ from tracegrad.schemas.ids import (
     run_hash_of,
     split_episode_id,
 )
+from tracegrad.schemas.reasons import Reason
 
 __all__ = ["claim_of", "episode_of"]
 
@@ -36,22 +37,22 @@ def episode_of(rollout: str | None, attempt: str | None, trace: str | None, runs
         parsed = parse_rollout_id(rollout) if rollout is not None else None
         claimed = parse_attempt_id(attempt) if parsed is not None and attempt is not None else None
     except ValueError as error:
-        raise RecordError(str(error), reason="bad_identity") from error
+        raise RecordError(str(error), reason=Reason.BAD_IDENTITY) from error
     if parsed is None:
         if own is None:
-            raise RecordError("expected a rollout id or a trace id, got neither", reason="no_identity")
+            raise RecordError("expected a rollout id or a trace id, got neither", reason=Reason.NO_IDENTITY)
         return own
     if claimed is None and own is not None and split_episode_id(own)[0] == parsed:
         claimed = split_episode_id(own)[1]
     if run_hash_of(parsed) not in runs:
         return None
     if claimed is None:
-        raise RecordError(f"expected an attempt id beside rollout {parsed}, got none", reason="no_attempt")
+        raise RecordError(f"expected an attempt id beside rollout {parsed}, got none", reason=Reason.NO_ATTEMPT)
     episode: str = episode_id(parsed, claimed)
     # A trace id that names no attempt of ours is a framework's own, and no claim.
     if own is not None and own != episode and attempt_of(own, runs):
         raise RecordError(
-            f"expected one episode, got {episode} by attributes and {own} by trace id", reason="identity_conflict"
+            f"expected one episode, got {episode} by attributes and {own} by trace id", reason=Reason.IDENTITY_CONFLICT
         )
     return episode
 
@@ -66,5 +67,5 @@ def claim_of(keys: tuple[str, ...], *sources: Mapping[str, Any]) -> str | None:
     said = (str(source[key]) for source in sources for key in keys if source.get(key) is not None)
     claims = {claim for claim in said if claim and not is_lightning(claim)}
     if len(claims) > 1:
-        raise RecordError(f"expected one {keys[0]}, got {len(claims)} that differ", reason="identity_conflict")
+        raise RecordError(f"expected one {keys[0]}, got {len(claims)} that differ", reason=Reason.IDENTITY_CONFLICT)
     return claims.pop() if claims else None

@@ -18,6 +18,7 @@ from tracegrad.schemas.metrics import ATTRIBUTES_DROPPED, Metrics
 from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS
 from tracegrad.schemas.otlp.signal import TRACES
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
 from .conversations import Conversations
@@ -106,9 +107,9 @@ class SpanReader:
     def _read_span(self, span: Span, source: Source, scan: Scan) -> None:
         trace_id = span.trace_id
         if len(trace_id) != 16 or not any(trace_id):
-            raise RecordError(f"expected a trace id of 16 bytes, got {len(trace_id)}", reason="bad_trace_id")
+            raise RecordError(f"expected a trace id of 16 bytes, got {len(trace_id)}", reason=Reason.BAD_TRACE_ID)
         if len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
-            raise RecordError(f"expected a span id of 8 bytes, got {len(span.span_id)}", reason="bad_span_id")
+            raise RecordError(f"expected a span id of 8 bytes, got {len(span.span_id)}", reason=Reason.BAD_SPAN_ID)
         if span.dropped_attributes_count:
             self._metrics.add(ATTRIBUTES_DROPPED, "spans", num=span.dropped_attributes_count)
         attributes = attributes_of(span.attributes, _SPAN_KEYS)

@@ -23,6 +23,7 @@ from tracegrad.schemas.log.follow import follow, in_thread
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import AWAY_S, Headers, Log, Position, Record, TopicPartition
 from tracegrad.schemas.metrics import DELIVERIES_DROPPED, OFFSETS_WITHOUT_RECORD, RECORDS, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import Topics
 
@@ -112,7 +113,7 @@ class Assignment:
         error = RecordError(
             f"expected folding {len(record.value or b'')} bytes to end, got the process's end several times; its log "
             "says how. Where memory ran out, give it more and lower [streams] max_open_bytes",
-            reason="poison",
+            reason=Reason.POISON,
         )
         logger.error("streams %s: %s is passed over as a dead letter: %s", self.fold.stage, record, error)
         letter = dead_letter(record, error, stage=self.fold.stage)

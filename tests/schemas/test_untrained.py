@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from tests.schemas.test_alarms import step
 from tests.streams.credit.test_credit import member, turns
-from tracegrad.schemas.alarms import NOTHING_TRAINS, alarm_text, alarms_of
+from tracegrad.schemas.alarms import NOTHING_TRAINS, MemberOutcome, UntrainedGroups, alarm_text, alarms_of
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.training import Accounting, TrainingStep
-from tracegrad.schemas.untrained import MemberOutcome, UntrainedGroups
 
 
 def empty(number: int, excluded: dict[str, int], **figures: Any) -> TrainingStep:
@@ -37,8 +36,8 @@ def empty(number: int, excluded: dict[str, int], **figures: Any) -> TrainingStep
             + [empty(n, {"stale": 90 + n, "no_advantage": 3 * n}) for n in (2, 3, 4)],
             "75% of groups `no_advantage`: rewards within each group are equal",
         ),
-        ([empty(n, {"of_old": n}) for n in (1, 2, 3)], "100% of groups `of_old`: docs/training.md"),
-        ([empty(n, {}) for n in (1, 2, 3)], "no reason is told of groups: docs/training.md"),
+        ([empty(n, {"of_old": n}) for n in (1, 2, 3)], "100% of groups `of_old`: docs/reasons.md"),
+        ([empty(n, {}) for n in (1, 2, 3)], "no reason is told of groups: docs/reasons.md"),
     ],
     ids=["masked", "excluded", "equal rewards, of these steps alone", "a reason of another release", "none"],
 )

@@ -16,7 +16,7 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.training import BELOW_BOUND
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, Turn, decode_group, group_id_of
 from tracegrad.schemas.records.versions import VersionSpan
 
@@ -201,7 +201,7 @@ def above(group: Group, bound: float) -> Group:
     members = tuple(
         member
         if member.excluded or (member.reward is not None and member.reward >= bound)
-        else msgspec.structs.replace(member, excluded=BELOW_BOUND)
+        else msgspec.structs.replace(member, excluded=Reason.BELOW_BOUND)
         for member in group.summary.members
     )
     kept = {member.rollout_id for member in members if not member.excluded}

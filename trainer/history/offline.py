@@ -27,7 +27,8 @@ from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import LogGapError
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS
-from tracegrad.schemas.records.training import BELOW_BOUND, TrainingStep
+from tracegrad.schemas.reasons import Reason
+from tracegrad.schemas.records.training import TrainingStep
 
 from ..algorithm.recipe import Recipe
 from ..batch.advantages import Doubles
@@ -115,7 +116,7 @@ class HistoryTrainer(Trainer):
     def _sift(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         if self._history.mode == "filter":
             kept = {group.summary.group_id: above(group, self._history.config.bound) for group in batch.groups}
-            batch = batch.without([id_ for id_, group in kept.items() if not group.rows], BELOW_BOUND)
+            batch = batch.without([id_ for id_, group in kept.items() if not group.rows], Reason.BELOW_BOUND)
             batch = replace(batch, groups=tuple(kept[id_] for id_ in batch.group_ids))
             return batch, {} if self._history.has_logprobs else dict(_UNKNOWN)
         by_group = self._log_weights(batch)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.section import nearest
 
@@ -66,20 +67,20 @@ class PayFunction:
             try:
                 self._start()
             except ConfigurationError as error:
-                return Answer(problem="died", detail=str(error))
+                return Answer(problem=Reason.DIED, detail=str(error))
         try:
             line = self._exchange(EPISODES.encode(episode) + b"\n", self._limit_s)
             told = msgspec.json.decode(line, type=_Line)
         except TimeoutError:
             self.close()
-            return Answer(problem="timeout", detail=f"took more than {self._limit_s:g} s")
+            return Answer(problem=Reason.TIMEOUT, detail=f"took more than {self._limit_s:g} s")
         except OSError:
             self.close()
-            return Answer(problem="died", detail="its process ended")
+            return Answer(problem=Reason.DIED, detail="its process ended")
         except msgspec.DecodeError as error:
             self.close()
-            return Answer(problem="bad_answer", detail=str(error))
-        return Answer(problem="raised", detail=told.error) if told.error else Answer(told.pays)
+            return Answer(problem=Reason.BAD_ANSWER, detail=str(error))
+        return Answer(problem=Reason.RAISED, detail=told.error) if told.error else Answer(told.pays)
 
     def close(self) -> None:
         """Kills the process; the next episode gets a new one. Who lets go of this object need not call it."""

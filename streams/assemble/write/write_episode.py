@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import CallFact, ContextCallFact, SpanFact, SpanKind, ToolStatus
@@ -279,18 +280,18 @@ def _masked(
     if not outcome.is_taken:
         return outcome.value
     if outcome is CallOutcome.UNKNOWN and is_told:
-        return "outcome_unknown"
+        return Reason.OUTCOME_UNKNOWN
     if is_broken:
-        return "missing_parent"
+        return Reason.MISSING_PARENT
     if record.is_constrained:
-        return "constrained"
+        return Reason.CONSTRAINED
     used = record.sampling_used
     if used.top_p < 1 or used.top_k > 0 or used.min_p > 0:
-        return "cut_sampling"
+        return Reason.CUT_SAMPLING
     if record.met_limit and not trains_truncated:
-        return "truncated"
+        return Reason.TRUNCATED
     # Last, for it is no fault of the call's own: who rates it later chooses it.
-    return "not_chosen" if is_unchosen else ""
+    return Reason.NOT_CHOSEN if is_unchosen else ""
 
 
 def has_structure(episode: OpenEpisode) -> bool:
