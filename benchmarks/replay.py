@@ -45,8 +45,8 @@ from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, GroupRef
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic, Topics
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.config import StreamRules
-from tracegrad.streams.credit.again import rate_again
 from tracegrad.streams.folds import build_fold
+from tracegrad.streams.ratings import rate_again
 
 _RAW = INPUTS[Stage.NORMALIZE]
 _DECODE: Mapping[Topic, Callable[[bytes], Any]] = {

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from tracegrad.schemas.reasons import Reason
-from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall
+from tracegrad.schemas.records.episodes import EPISODES, AppliedReward, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, FEEDBACK_SOURCE, REWARDS, Reward, is_usable, piece_id
 
-__all__ = ["in_order", "is_about", "pieces_of", "rated_anew", "reward_of", "said_at", "with_rewards"]
+__all__ = ["in_order", "is_about", "pieces_of", "rate_again", "rated_anew", "reward_of", "said_at", "with_rewards"]
 
 
 def reward_of(rewards: Sequence[Reward], awaited: Iterable[str] = ()) -> tuple[float | None, str]:
@@ -68,6 +68,16 @@ def rated_anew(episode: Episode, said: Iterable[Reward]) -> Episode:
     total, unscored = reward_of(rewards)
     calls = tuple(map(_chosen, with_rewards(paid, rewards)))
     return msgspec.structs.replace(episode, calls=calls, rewards=rewards, reward=total, unscored=unscored)
+
+
+def rate_again(episode: bytes, said: Sequence[bytes]) -> bytes:
+    """The record of `episodes` as credit takes it.
+
+    Args:
+        episode: as assemble writes it.
+        said: records of `rewards`, which the run's `transitions` name as the feedback that counted.
+    """
+    return EPISODES.encode(rated_anew(EPISODES.decode(episode), map(REWARDS.decode, said)))
 
 
 def _chosen(call: EpisodeCall) -> EpisodeCall:

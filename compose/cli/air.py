@@ -98,7 +98,7 @@ def compare_rules(
 
     Example: tracegrad air compare now.toml other.toml --from run:mine
     """
-    from tracegrad.streams.assemble.air.rewarder import Rewarder
+    from tracegrad.streams.assemble.air.apply import Rewarder
     from tracegrad.streams.compare import Side, compare
 
     from ..history.episodes import episodes_of

@@ -16,7 +16,7 @@ from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, place_of
 from tracegrad.schemas.log.protocol import Position, TopicPartition
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
-from tracegrad.streams.credit.again import rate_again
+from tracegrad.streams.ratings import rate_again
 
 from ..run.wiring import Wiring
 

@@ -34,11 +34,11 @@ from tracegrad.schemas.metrics import (
 )
 from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.topics import STREAMS, Topic
+from tracegrad.streams.assemble.air.apply import Rewarder
 from tracegrad.streams.assemble.air.function import PayFunction
-from tracegrad.streams.assemble.air.rewarder import Rewarder
 from tracegrad.streams.assemble.write.again import make_again
-from tracegrad.streams.credit.again import rate_again
 from tracegrad.streams.folds import build_fold
+from tracegrad.streams.ratings import rate_again
 from tracegrad.trainer.history.compare import supervised
 from tracegrad.trainer.history.config import History as TrainedHistory
 from tracegrad.trainer.history.config import Mode

@@ -1,10 +1,14 @@
 """How much a worker's open episodes may hold, in number and bytes: of calls, and of the spans of each sender, apart.
 
 In: records on their way into an open episode, and that one has closed. Out: RecordError for what is too many.
-Invariant: spans take no room from calls, and who sends without a credential none from who has one.
+Invariant: spans take no room from calls, and who sends without a credential none from who has one. Strays, traces of
+which nothing but spans has come and that anybody can make by the thousand, are bounded apart from all other episodes:
+those that came without a credential go first, of them the longest silent.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import Record
@@ -27,7 +31,7 @@ from ..config import StreamRules
 from .agent_rewards import is_authorised
 from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode
 
-__all__ = ["Bounds"]
+__all__ = ["Bounds", "Strays"]
 
 
 class Bounds:
@@ -105,3 +109,44 @@ def _sender(facts: Facts) -> str:
         if isinstance(fact, SpanFact | LogFact):
             return fact.proved_by
     return NOBODY
+
+
+class Strays:
+    """The strays of one worker, the longest silent first. Not thread-safe."""
+
+    def __init__(self, max_traces: int, max_bytes: int) -> None:
+        self._max_traces = max_traces
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._sizes: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        """Those that came without a credential of the run, which anybody can send, and those that came with one."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._sizes))
+
+    def __contains__(self, episode_id: str) -> bool:
+        return any(episode_id in sizes for sizes in self._sizes)
+
+    def add(self, episode_id: str, num_bytes: int, *, is_proved: bool) -> None:
+        """One that is silent no longer, and holds so many bytes in all."""
+        self.discard(episode_id)
+        self._sizes[is_proved][episode_id] = num_bytes
+        self._num_bytes += num_bytes
+
+    def discard(self, episode_id: str) -> None:
+        """One that is none, or no longer open."""
+        for sizes in self._sizes:
+            self._num_bytes -= sizes.pop(episode_id, 0)
+
+    def surplus(self) -> Iterator[str]:
+        """Takes out those beyond the bounds."""
+        while len(self) > self._max_traces or self._num_bytes > self._max_bytes:
+            episode_id = next(iter(self._sizes[False] or self._sizes[True]))
+            self.discard(episode_id)
+            yield episode_id
+
+    def clear(self) -> None:
+        """Forgets all."""
+        for sizes in self._sizes:
+            sizes.clear()
+        self._num_bytes = 0

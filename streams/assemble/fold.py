@@ -50,13 +50,12 @@ from ..config import StreamRules
 from ..ratings import pieces_of
 from ..stage_fold import StageFold
 from .agent_rewards import is_authorised
-from .air.rewarder import Rewarder
-from .bounds import Bounds
+from .air.apply import Rewarder
+from .bounds import Bounds, Strays
 from .deadlines import due
 from .late_feedback import divided, emitted, feedback_in, scores
 from .links import MAX_HOPS, asked_of, forwarded, is_of_conversation, may_complete, moved
 from .open_episode import OpenEpisode, Waiting
-from .strays import Strays
 from .stretches import Stretches
 from .write.emit import disposition_of, emit
 

@@ -37,7 +37,7 @@ from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEven
 
 from ..ratings import said_at
 from .agent_rewards import is_authorised
-from .join.parents import Parents
+from .join.span_tree import Parents
 from .links import Links, answers_in
 from .origins import Origins
 from .sent_spans import SentSpans, later

@@ -4,11 +4,14 @@ In: `[air]`, an Episode. Out: the episode with its automatic rewards, in place o
 rules. A pure function of the record: asked of history under other rules it gives what they would have paid. Within a
 call signals pay in their order and, for each signal, rules in theirs; a rule that reached its cap pays no more.
 Invariant: an execution that names no tool-call id earns nothing by default, and is fined all the same, for leaving ids
-out must be worth nothing; a rule with `shaping` pays 0 in all.
+out must be worth nothing; a rule with `shaping` pays 0 in all. Rewarder asks the user's function too, if `[air]` names
+one. Failure: a function that fails costs the episode what it would have paid, counted with its reason, as is each
+payment that does not count; ConfigurationError when it cannot be imported at the start.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
@@ -16,14 +19,17 @@ from typing import NamedTuple
 
 import msgspec
 
+from tracegrad.schemas.metrics import AIR_FUNCTION_FAILED, AIR_PAYMENTS_LEFT_OUT, Metrics
 from tracegrad.schemas.records.episodes import AIR_RULE, AppliedReward, Episode
 from tracegrad.schemas.records.rollouts import is_usable
 
-from .patterns import matching
-from .rules import AirConfig, AirRule
+from .function import Answer, PayFunction
+from .rules import AirConfig, AirRule, matching
 from .signals import Signal, signals_of
 
-__all__ = ["Payment", "apply_air", "payments", "said_of"]
+__all__ = ["Payment", "Rewarder", "apply_air", "payments"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _MAX_NAME = 100
 
@@ -39,7 +45,7 @@ class Payment(NamedTuple):
 
 
 def apply_air(config: AirConfig, episode: Episode, said: Iterable[tuple[int, AppliedReward]] = ()) -> Episode:
-    """The episode as the rules reward it, and as the user's function does (`said`, of `said_of`)."""
+    """The episode as the rules reward it, and as the user's function does (`said`, of `_said_of`)."""
     paid: list[list[AppliedReward]] = [[] for _ in episode.calls]
     by_rules = ((one.place, one.reward) for one in payments(config, episode))
     for place, reward in chain(by_rules, said):
@@ -74,7 +80,7 @@ def payments(config: AirConfig, episode: Episode) -> list[Payment]:
     return found
 
 
-def said_of(
+def _said_of(
     config: AirConfig, episode: Episode, said: Iterable[tuple[str, str, float | None]]
 ) -> list[tuple[int, AppliedReward]]:
     """What counts of what a function said (call id, name, value), with the place of the call: usable numbers under
@@ -96,3 +102,24 @@ def _due(rule: AirRule, signals: Sequence[Signal]) -> set[int]:
     texts = [(number, text) for number in places if (text := signals[number].text) is not None]
     found = matching(rule.regex, [text for _, text in texts])
     return {number for (number, _), is_found in zip(texts, found, strict=True) if is_found}
+
+
+class Rewarder:
+    """What one fold rewards an episode by: the rules, and the user's function."""
+
+    def __init__(self, config: AirConfig, metrics: Metrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        is_asked = config.enabled and config.function is not None
+        self._function = PayFunction(str(config.function), config.function_limit_s) if is_asked else None
+
+    def __call__(self, episode: Episode) -> Episode:
+        """The episode as it is rewarded."""
+        answer = self._function(episode) if self._function is not None and episode.calls else Answer()
+        if answer.problem:
+            self._metrics.add(AIR_FUNCTION_FAILED, answer.problem)
+            _LOGGER.warning("[air] function pays nothing for %s: %s", episode.episode_id, answer.detail)
+        said = _said_of(self._config, episode, answer.pays)
+        if num_left_out := len(answer.pays) - len(said):
+            self._metrics.add(AIR_PAYMENTS_LEFT_OUT, num=num_left_out)
+        return apply_air(self._config, episode, said)

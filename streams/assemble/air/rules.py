@@ -2,7 +2,8 @@
 
 In: `[air]`. Out: rules, checked: what they listen to (`on`), what must hold (all of the predicates), what they pay.
 Invariant: a rule has a cap and names what it pays for; a predicate is of the kinds of signals that can tell it; a
-number that is paid by is bounded. Failure: ConfigurationError with the key and the remedy.
+number that is paid by is bounded; regular expressions are read by RE2, which pyarrow brings: a hostile text can make
+Python's own engine run for ever, and assemble with it. Failure: ConfigurationError with the key and the remedy.
 Paper: automatic intermediate rewarding of Agent Lightning (arXiv:2508.03680), section 3; `shaping` is potential-based
 (Ng, Harada and Russell, ICML 1999).
 """
@@ -19,11 +20,12 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import NameOrFunction, Seconds, Section, Whole
 
-from .patterns import check_pattern
 from .signals import On, Signal
 
-__all__ = ["AirConfig", "AirRule"]
+__all__ = ["MAX_TEXT", "AirConfig", "AirRule", "matching"]
 
+MAX_TEXT = 100_000
+"""Characters of a text in which a pattern is looked for."""
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 _OF: Mapping[str, tuple[On, ...]] = {
     "status": ("tool", "episode"),
@@ -126,7 +128,7 @@ class AirRule(Section, frozen=True, kw_only=True):
                 "at_most: expected with per, and with it alone: it bounds the number that is paid by"
             )
         if self.regex is not None:
-            check_pattern(self.regex)
+            _check_pattern(self.regex)
 
     def is_due(self, signal: Signal) -> bool:
         """Whether all predicates but `regex` hold; what is unknown holds nowhere."""
@@ -209,3 +211,27 @@ class AirConfig(Section, frozen=True, kw_only=True):
             return ""
         paying = (self.pays_without_id, self.rules, self.function, self.function_cap)
         return hashlib.sha256(msgspec.json.encode(paying)).hexdigest()[:16]
+
+
+def _check_pattern(pattern: str) -> None:
+    """Raises ConfigurationError with RE2's reason; without pyarrow it is checked when assemble starts."""
+    try:
+        import pyarrow  # noqa: F401 - settings are read by programs that are installed without it too
+    except ImportError:
+        return
+    try:
+        matching(pattern, [""])
+    except ValueError as error:
+        raise ConfigurationError(
+            f"regex: {error}; expected RE2's syntax, which has no lookaround and no backreferences"
+        ) from error
+
+
+def matching(pattern: str, texts: Sequence[str]) -> list[bool]:
+    """Of each text whether the pattern is found in it. Raises ValueError for a bad pattern."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cut = [text[:MAX_TEXT].encode("utf-8", "replace").decode() for text in texts]
+    found: list[bool] = pc.match_substring_regex(pa.array(cut, pa.utf8()), pattern).to_pylist()
+    return found

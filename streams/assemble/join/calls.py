@@ -1,7 +1,7 @@
 """Joins an episode's calls to its spans and to the agents that made them.
 
-In: calls in their order on the log, spans in any order. Out: for each call what it was joined by, its agent, and what
-named it. A call is joined by the first of: the response id that a model's span repeats; the model's span above the one
+In: calls in their order on the log, the spans' tree. Out: for each call what it was joined by, its agent, what named it.
+A call is joined by the first of: the response id that a model's span repeats; the model's span above the one
 that `traceparent` names; a model's span that tells its answer (content.py), or fits it (fitting.py); the span that
 `traceparent` names; a tool's span that repeats an id which the call minted; nothing (the call still trains). What it
 was joined by names its agent (span_tree.py): of several model's spans the innermost agent, if each of the others set
@@ -22,8 +22,7 @@ from typing import NamedTuple
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
-from .asked import Asked
-from .content import join_content, unclaimed
+from .content import Asked, join_content, unclaimed
 from .fitting import join_fitting
 from .span_tree import CONFLICT, Named, SpanTree, encloses, place_of
 
@@ -76,15 +75,14 @@ class _Anchors(NamedTuple):
         return "tool_call_id" if self.tools else "none"
 
 
-def join_calls(calls: Sequence[Asked], spans: Sequence[SpanFact], *, others: Sequence[Asked] = ()) -> list[Joined]:
+def join_calls(calls: Sequence[Asked], tree: SpanTree, *, others: Sequence[Asked] = ()) -> list[Joined]:
     """How each call was matched, in the order of the calls.
 
     `others`: calls that other models answered; a span that is joined to one of them tells of no call.
     """
     # Behind them, so that an id which both name is the call's.
     calls = [*others, *calls]
-    tree = SpanTree(spans)
-    anchors = _anchors(calls, spans, tree)
+    anchors = _anchors(calls, tree)
     named = [_named_by(found, tree, call.trace_id) for found, call in zip(anchors, calls, strict=True)]
     sole = next(iter(tree.agents)) if len(tree.agents) == 1 and tree.is_whole else None
     # An instrumentation that shows models under the agent also shows when one is not.
@@ -101,10 +99,10 @@ def join_calls(calls: Sequence[Asked], spans: Sequence[SpanFact], *, others: Seq
     return joined[len(others) :]
 
 
-def _anchors(calls: Sequence[Asked], spans: Sequence[SpanFact], tree: SpanTree) -> list[_Anchors]:
+def _anchors(calls: Sequence[Asked], tree: SpanTree) -> list[_Anchors]:
     by_response: dict[str, list[SpanFact]] = {call.call_id: [] for call in calls}
     by_tool: dict[str, list[SpanFact]] = {asked.id: [] for call in calls for asked in call.tool_calls}
-    for span in spans:
+    for span in tree.spans:
         if span.kind is SpanKind.LLM and span.response_id in by_response:
             by_response[span.response_id].append(span)
         elif span.kind is SpanKind.TOOL and span.tool_call_id in by_tool:
@@ -114,7 +112,7 @@ def _anchors(calls: Sequence[Asked], spans: Sequence[SpanFact], tree: SpanTree) 
     claimed = [span for answering in by_response.values() for span in answering]
     claimed += [span for span in around if span is not None]
     joined = [bool(by_response[call.call_id]) or llm is not None for call, llm in zip(calls, around, strict=True)]
-    candidates = unclaimed(spans, claimed, tree)
+    candidates = unclaimed(claimed, tree)
     telling = join_content(calls, joined, candidates)
     anchors = [
         _Anchors(

@@ -11,16 +11,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Protocol
 
+from tracegrad.schemas.records.calls import ToolCall
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
-from .asked import Asked
 from .span_tree import Place, SpanTree, place_of
 
-__all__ = ["join_content", "unclaimed"]
+__all__ = ["Asked", "join_content", "unclaimed"]
 
 _RUN_IDS = ("lc_run-", "run-")
 """How LangChain calls a message whose response id it has lost, as it does in streams."""
+
+
+class Asked(Protocol):
+    """What a call is joined to spans by, whoever answered it."""
+
+    @property
+    def call_id(self) -> str:
+        """The response id that the agent saw."""
+
+    @property
+    def key(self) -> str:
+        """Of its conversation; calls of one key are in order."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """Of the caller's span, as far as it is known."""
+
+    @property
+    def parent_span_id(self) -> str | None:
+        """The caller's span."""
+
+    @property
+    def tool_calls(self) -> Sequence[ToolCall]:
+        """What the answer asks for; their ids count."""
+
+    @property
+    def content(self) -> str | None:
+        """The answer's text; None: it has none, or it is not known."""
 
 
 def join_content(
@@ -52,13 +81,13 @@ def join_content(
     return told
 
 
-def unclaimed(spans: Iterable[SpanFact], claimed: Sequence[SpanFact], tree: SpanTree) -> list[SpanFact]:
+def unclaimed(claimed: Sequence[SpanFact], tree: SpanTree) -> list[SpanFact]:
     """Model's spans of no known response, the innermost of stacked ones. `claimed`: those that are joined; what is
     around or within one of them tells of the same call as it does."""
     taken = {place_of(span) for span in claimed}
     around = _around(claimed, tree)
     open_ = []
-    for span in spans:
+    for span in tree.spans:
         if span.kind is SpanKind.LLM and (place := place_of(span)) not in taken and place not in around:
             parent = tree.parent(span)
             within = tree.above(parent).llm if parent is not None else None

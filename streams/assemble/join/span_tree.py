@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
-__all__ = ["AGENT_SPAN", "CONFLICT", "Above", "Named", "Place", "SpanTree", "encloses", "place_of"]
+__all__ = ["AGENT_SPAN", "CONFLICT", "Above", "Named", "Parents", "Place", "SpanTree", "encloses", "place_of"]
 
 Place = tuple[str, str]
 """Trace id and span id."""
@@ -57,7 +57,8 @@ class SpanTree:
     """The tree; the parts of it may be missing."""
 
     def __init__(self, spans: Iterable[SpanFact]) -> None:
-        self._spans = {place_of(span): span for span in spans}
+        self.spans = tuple(spans)
+        self._spans = {place_of(span): span for span in self.spans}
         self._above: dict[Place, Above] = {}
 
     @cached_property
@@ -151,3 +152,35 @@ def encloses(outer: Named, inner: Named) -> bool:
             return True
         step, num_steps = step.outer, num_steps + 1
     return False
+
+
+class Parents:
+    """Of a captured trace, which of its spans' parents are here, and which their process will export yet."""
+
+    def __init__(self) -> None:
+        self._here: set[Place] = set()
+        self._awaited: set[Place] = set()
+        self._missing: set[Place] = set()
+
+    def add(self, span: SpanFact) -> None:
+        """A span has come."""
+        place = place_of(span)
+        self._here.add(place)
+        self._awaited.discard(place)
+        self._missing.discard(place)
+        parent = (span.trace_id, span.parent_span_id or "")
+        if span.parent_span_id and parent not in self._here:
+            if span.parent_is_local:
+                self._awaited.add(parent)
+            if not span.parent_is_remote:
+                self._missing.add(parent)
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether a span's own process will export one yet."""
+        return bool(self._awaited)
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether the spans reach up to roots, none of them without its parent, unless another process has that."""
+        return bool(self._here) and not self._missing

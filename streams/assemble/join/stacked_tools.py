@@ -1,7 +1,7 @@
 """One execution of a tool that several spans tell of, each within the other: a framework's, an instrumentation's, a
 transport's (MCP).
 
-In: the spans of an episode and their tree. Out: its tools' spans, each with the id and the outcome of its execution; of
+In: the tree of the spans of an episode. Out: its tools' spans, each with the id and the outcome of its execution; of
 those without any id one an execution, the innermost, and none where one within has an id. A span tells of the same
 execution as the one above that names the same tool, unless both have ids and these differ; no agent and no model lies
 between. Above may be a place that is no tool's span but knows the id (a step of LlamaIndex). The outermost that has
@@ -26,9 +26,9 @@ _MAX_ABOVE = 16
 """Spans between two that tell of one execution."""
 
 
-def executions(spans: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
-    """The tools' spans, in the order of `spans`."""
-    spans = list(spans)
+def executions(tree: SpanTree) -> list[SpanFact]:
+    """The tools' spans, in the order of the tree's."""
+    spans = tree.spans
     anonymous: dict[Place, SpanFact] = {}
     stacks = [_stack(span, tree) for span in spans if span.kind is SpanKind.TOOL]
     served, statuses = _served(spans, tree), _http_statuses(spans, tree)

@@ -1,7 +1,7 @@
 """Joins tool executions to the calls that asked for them.
 
-In: calls in their order on the log, how each was joined (calls.py), spans in any order. Out: for each call its
-executions (stacked_tools.py: which spans tell of one). An execution matches the request whose minted id it repeats,
+In: calls in their order on the log, how each was joined (calls.py), the executions of the episode (stacked_tools.py:
+which spans tell of one). Out: for each call its own. An execution matches the request whose minted id it repeats,
 whatever the clocks say; one without any id an open request whose answer was there when it began (by the agent's own
 clock; where the answer's time is not known, any); else none. Either way request and execution name the same tool and a
 request has one execution: AIR pays nothing else.
@@ -21,18 +21,13 @@ from tracegrad.schemas.records.facts import SpanFact
 
 from .calls import Joined
 from .span_tree import SpanTree
-from .stacked_tools import executions, leaf_rank
+from .stacked_tools import leaf_rank
 
 __all__ = ["join_tools", "tool_spans"]
 
 
-def tool_spans(spans: Sequence[SpanFact]) -> list[SpanFact]:
-    """Tool executions by start; of stacked spans with one tool-call id only the leaf-most, then the last."""
-    tree = SpanTree(spans)
-    return _chosen(executions(spans, tree), tree)
-
-
-def _chosen(tools: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
+def tool_spans(tools: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
+    """The executions by start; of those with one tool-call id only the leaf-most, then the last."""
     chosen: dict[str, SpanFact] = {}
     for span in tools:
         key = span.tool_call_id or f"{span.trace_id}/{span.span_id}"
@@ -56,18 +51,21 @@ class _Request(NamedTuple):
 
 
 def join_tools(
-    calls: Sequence[CallRecord], joined: Sequence[Joined], spans: Sequence[SpanFact], *, answered: Container[str] = ()
+    calls: Sequence[CallRecord],
+    joined: Sequence[Joined],
+    tools: Sequence[SpanFact],
+    tree: SpanTree,
+    *,
+    answered: Container[str] = (),
 ) -> list[list[tuple[SpanFact, str]]]:
     """For each call, the executions that it asked for, by start, each with the tool-call id that it answers.
 
-    `answered`: tool-call ids that have an execution already.
+    `tools`: as `executions` of the tree; `answered`: tool-call ids that have an execution already.
     """
-    tree = SpanTree(spans)
     asked = [_Request(index, asked.id, asked.name) for index, call in enumerate(calls) for asked in call.tool_calls]
     requests = [request for request in asked if request.id not in answered]
     by_id = {request.id: request for request in reversed(requests)}
     answers: dict[str, SpanFact] = {}
-    tools = executions(spans, tree)
     for tool in (span for span in tools if span.tool_call_id in by_id):
         request = by_id[tool.tool_call_id or ""]
         old = answers.get(request.id)

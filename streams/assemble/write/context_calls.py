@@ -1,7 +1,7 @@
 """What other models answered an episode's agents, joined to its spans as calls are.
 
-In: the facts of such calls in their order, the episode's spans. Out: their records, joined by the ids that the upstream
-gave. Invariant: the policy's calls take no span from them.
+In: the facts of such calls in their order, the tree of the episode's spans. Out: their records, joined by the ids that
+the upstream gave. Invariant: the policy's calls take no span from them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from tracegrad.schemas.records.calls import ToolCall, UpstreamCall
 from tracegrad.schemas.records.episodes import ContextCall
-from tracegrad.schemas.records.facts import ContextCallFact, SpanFact
+from tracegrad.schemas.records.facts import ContextCallFact
 
-from ..join.asked import Asked
 from ..join.calls import join_calls
+from ..join.content import Asked
+from ..join.span_tree import SpanTree
 
 __all__ = ["asked_of_others", "context_calls"]
 
@@ -47,7 +48,7 @@ def asked_of_others(facts: Iterable[ContextCallFact]) -> list[Asked]:
     ]
 
 
-def context_calls(facts: Sequence[ContextCallFact], spans: Sequence[SpanFact]) -> tuple[ContextCall, ...]:
+def context_calls(facts: Sequence[ContextCallFact], tree: SpanTree) -> tuple[ContextCall, ...]:
     """In the order of the facts."""
     return tuple(
         ContextCall(
@@ -56,5 +57,5 @@ def context_calls(facts: Sequence[ContextCallFact], spans: Sequence[SpanFact]) -
             joined_by=match.joined_by,
             named_by=match.named_by,
         )
-        for fact, match in zip(facts, join_calls(asked_of_others(facts), spans) if facts else (), strict=True)
+        for fact, match in zip(facts, join_calls(asked_of_others(facts), tree) if facts else (), strict=True)
     )

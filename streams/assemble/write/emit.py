@@ -1,12 +1,14 @@
 """What becomes of an episode that closes: its record on `episodes`, unless the run does not want it. Pure.
 
-In: the episode, why it closed. Out: records. Invariant: an episode that is too large for a message goes out without its
+In: the episode, why it closed. Out: records. Which episodes of no runner are wanted says `[select]`, judged after the
+join. Invariant: an episode that is too large for a message goes out without its
 calls, for its group must still close; a dead letter says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -19,11 +21,10 @@ from tracegrad.schemas.metrics import CALLS_JOINED_BY, CALLS_NAMED_BY, TOOLS_WIT
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from ...config import StreamRules
+from ...config import SelectConfig, StreamRules
 from ...stage_fold import dead_letter
 from ..air.apply import apply_air
 from ..open_episode import OpenEpisode
-from .selection import is_selected
 from .write_episode import has_structure, write_episode
 
 __all__ = ["disposition_of", "emit"]
@@ -33,7 +34,7 @@ def disposition_of(episode: OpenEpisode, rules: StreamRules) -> str:
     """As ClosedMarker.disposition."""
     if episode.event is None and not has_structure(episode):
         return "unattributed"
-    if episode.attempt or is_selected(episode, rules.select):
+    if episode.attempt or _is_selected(episode, rules.select):
         return "emitted"
     return "not_selected"
 
@@ -80,3 +81,32 @@ def emit(
         parts=episode.origins.parts(),
     )
     return (Output(topic=Topic.EPISODES, key=key, value=value, headers=made_of_header(made)), *letters)
+
+
+def _is_selected(episode: OpenEpisode, select: SelectConfig) -> bool:
+    """Whether an episode without a rollout is taken (rollouts of other runs are dropped before they get here)."""
+    if not select.capture_all and not select.services and not select.agents:
+        return False
+    if not _is_in_time(episode, select):
+        return False
+    if select.capture_all:
+        return True
+    spans = episode.spans
+    services = (span.service for span in spans)
+    agents = (span.agent_name for span in spans if span.agent_name)
+    return _matches(services, select.services) and _matches(agents, select.agents)
+
+
+def _is_in_time(episode: OpenEpisode, select: SelectConfig) -> bool:
+    starts = [span.start_ns for span in episode.spans]
+    starts += [fact.call.started_at_ns for fact in episode.calls.values()]
+    starts += [fact.call.started_at_ns for fact in episode.context.values()]
+    began_ns = min(starts, default=0)
+    return (select.from_ns is None or began_ns >= select.from_ns) and (
+        select.until_ns is None or began_ns < select.until_ns
+    )
+
+
+def _matches(names: Iterable[str], globs: tuple[str, ...]) -> bool:
+    """Whether any name matches any glob; no globs match everything."""
+    return not globs or any(fnmatchcase(name, glob) for name in names for glob in globs)

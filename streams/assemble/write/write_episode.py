@@ -20,9 +20,11 @@ from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutS
 
 from ...ratings import in_order, reward_of, with_rewards
 from ..agent_rewards import agent_rewards, is_authorised
-from ..join.asked import Asked
 from ..join.calls import Joined, join_calls
+from ..join.content import Asked
 from ..join.requests import repeated, unparsable
+from ..join.span_tree import SpanTree, place_of
+from ..join.stacked_tools import executions
 from ..join.tools import join_tools, tool_spans
 from ..open_episode import OpenEpisode
 from .context_calls import asked_of_others, context_calls
@@ -43,13 +45,15 @@ def write_episode(
     event = episode.event
     state = episode.end.state if episode.end is not None else RolloutState.UNKNOWN
     is_graded = state not in _UNGRADED
-    spans = episode.spans if is_graded else []
-    own = episode.own_spans if is_graded else []
-    tools = tool_spans(own)
+    own = SpanTree(episode.own_spans if is_graded else ())
+    seen = episode.spans if is_graded else []
+    tree = SpanTree(seen) if len(seen) > len(own.spans) else own
+    executed = executions(own)
+    tools = tool_spans(executed, own)
     awaited = episode.end.rewards_awaited if episode.end else ()
-    counted, num_others = _judged(episode, spans, own, reward_sources) if is_graded else ([], 0)
+    counted, num_others = _judged(episode, tree.spans, own.spans, reward_sources) if is_graded else ([], 0)
     rewards = _authorised(counted, awaited)
-    calls = with_rewards(_calls(episode, spans, own, trains_truncated), rewards)
+    calls = with_rewards(_calls(episode, tree, own, executed, trains_truncated), rewards)
     total, unscored = reward_of(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
@@ -66,20 +70,20 @@ def write_episode(
         closed_by=closed_by,
         conversation=None if episode.attempt else episode.key,
         began_at_ms=0 if episode.attempt else _began_at_ms(episode),
-        services=tuple(sorted({span.service for span in spans if span.service})),
+        services=tuple(sorted({span.service for span in tree.spans if span.service})),
         calls=calls,
         rewards=rewards,
         reward=total,
         unscored=unscored,
-        num_spans=len(spans),
-        num_unproved_spans=len(spans) - len(own),
+        num_spans=len(tree.spans),
+        num_unproved_spans=len(tree.spans) - len(own.spans),
         are_links_cut=episode.links.are_cut,
         num_tools=len(tools),
         num_tools_succeeded=sum(tool.tool_status is ToolStatus.SUCCEEDED for tool in tools),
         num_unauthorised_rewards=num_others,
         num_joined_by=_counted(call.joined_by for call in calls),
         num_named_by=_counted(call.named_by or "none" for call in calls),
-        context_calls=context_calls(_in_order(episode.context.values()), spans),
+        context_calls=context_calls(_in_order(episode.context.values()), tree),
         **_told_at_end(episode),
     )
 
@@ -100,7 +104,7 @@ def _counted(rungs: Iterable[str]) -> dict[str, int]:
 
 
 def _judged(
-    episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact], sources: Sequence[str]
+    episode: OpenEpisode, spans: Sequence[SpanFact], own: Sequence[SpanFact], sources: Sequence[str]
 ) -> tuple[list[Reward], int]:
     """(rewards whose source counts, how many others there are); of what the agent said in two ways, the later."""
     named = [(counts, reward) for (counts, _, _), reward in episode.rewards.items()]
@@ -108,8 +112,8 @@ def _judged(
     counted: dict[tuple[str, str, str], Reward] = {}
     for reward in sorted((reward for counts, reward in named if counts), key=lambda reward: reward.at_ms):
         counted[reward.source, reward.idempotency_key, reward.target or ""] = reward
-    places = {(span.trace_id, span.span_id) for span in own}
-    strangers = [span for span in spans if span.rewards and (span.trace_id, span.span_id) not in places]
+    places = set(map(place_of, own))
+    strangers = [span for span in spans if span.rewards and place_of(span) not in places]
     num_others = sum(not counts for counts, _ in named) + len(agent_rewards(strangers, None))
     return list(counted.values()), num_others
 
@@ -140,13 +144,13 @@ def _in_order(facts: Collection[F]) -> list[F]:
 
 
 def _calls(
-    episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact], trains_truncated: bool
+    episode: OpenEpisode, tree: SpanTree, own: SpanTree, executed: Sequence[SpanFact], trains_truncated: bool
 ) -> list[EpisodeCall]:
     """The calls in order, before they are rewarded."""
     facts = _in_order(episode.calls.values())
     records = [fact.call for fact in facts]
     others = asked_of_others(_in_order(episode.context.values()))
-    joined, executions = _joined(records, spans, own, others)
+    joined, answers = _joined(records, tree, own, executed, others)
     outcomes = episode.outcomes
     fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
     broken, unchosen = _broken(records), _unchosen(records, episode)
@@ -158,7 +162,7 @@ def _calls(
     turns = _turns(agents, counted)
     asked = repeated([record.tool_calls for record in records], agents, [fate.is_taken for fate in counted])
     calls: list[EpisodeCall] = []
-    rows = zip(records, joined, turns, fates, executions, asked, strict=True)
+    rows = zip(records, joined, turns, fates, answers, asked, strict=True)
     for record, match, turn, outcome, answered, again in rows:
         temperature = record.sampling_used.temperature
         calls.append(
@@ -205,25 +209,26 @@ def _execution(span: SpanFact, call_id: str, is_own: bool) -> ToolExecution:
 
 
 def _joined(
-    records: list[CallRecord], spans: list[SpanFact], own: list[SpanFact], others: list[Asked]
+    records: list[CallRecord], tree: SpanTree, own: SpanTree, executed: Sequence[SpanFact], others: list[Asked]
 ) -> tuple[list[Joined], list[list[tuple[SpanFact, str, bool]]]]:
     """How each call was matched, and its tools: (span, tool-call id, whether it is the agent's own).
 
     What spans of others say fills in only what the agent's own leave open: a name, an execution, which pay nothing.
     """
     joined = join_calls(records, own, others=others)
-    executions = [[(*answer, True) for answer in of_call] for of_call in join_tools(records, joined, own)]
-    if len(own) == len(spans):
-        return joined, executions
-    answered = {call_id for of_call in executions for _, call_id, _ in of_call}
-    known = {(span.trace_id, span.span_id) for span in own}
-    foreign = [span for span in spans if (span.trace_id, span.span_id) not in known]
-    for of_call, more in zip(executions, join_tools(records, joined, foreign, answered=answered), strict=True):
-        of_call += [(*answer, False) for answer in more]
-    named = zip(joined, join_calls(records, spans, others=others), strict=True)
+    answers = [[(*answer, True) for answer in of_call] for of_call in join_tools(records, joined, executed, own)]
+    if tree is own:
+        return joined, answers
+    answered = {call_id for of_call in answers for _, call_id, _ in of_call}
+    known = set(map(place_of, own.spans))
+    foreign = SpanTree(span for span in tree.spans if place_of(span) not in known)
+    more = join_tools(records, joined, executions(foreign), foreign, answered=answered)
+    for of_call, others_answers in zip(answers, more, strict=True):
+        of_call += [(*answer, False) for answer in others_answers]
+    named = zip(joined, join_calls(records, tree, others=others), strict=True)
     return [
         match if match.named_by else other._replace(answered_ns=match.answered_ns) for match, other in named
-    ], executions
+    ], answers
 
 
 def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> list[int]:

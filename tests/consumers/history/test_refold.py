@@ -37,8 +37,8 @@ from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.topics import STREAMS, Topic
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.config import SelectConfig, StreamRules
-from tracegrad.streams.credit.again import rate_again
 from tracegrad.streams.folds import build_fold
+from tracegrad.streams.ratings import rate_again
 
 WAIT_S = 60.0
 

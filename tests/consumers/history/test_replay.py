@@ -29,8 +29,8 @@ from tracegrad.schemas.records.transitions import group_id_of
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.config import SelectConfig
-from tracegrad.streams.credit.again import rate_again
 from tracegrad.streams.folds import build_fold
+from tracegrad.streams.ratings import rate_again
 
 NUM = 6
 RULES = config(

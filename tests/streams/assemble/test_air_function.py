@@ -14,8 +14,8 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.metrics import AIR_FUNCTION_FAILED, AIR_PAYMENTS_LEFT_OUT, Metrics
 from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.records.episodes import Episode
+from tracegrad.streams.assemble.air.apply import Rewarder
 from tracegrad.streams.assemble.air.function import PayFunction
-from tracegrad.streams.assemble.air.rewarder import Rewarder
 from tracegrad.streams.assemble.air.rules import AirConfig
 
 SOURCE = """

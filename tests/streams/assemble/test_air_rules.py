@@ -16,8 +16,7 @@ from tracegrad.schemas.records.episodes import EPISODES, AppliedReward, Episode,
 from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.schemas.records.rollouts import Reward, RolloutState
 from tracegrad.streams.assemble.air.apply import apply_air
-from tracegrad.streams.assemble.air.patterns import matching
-from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
+from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, matching
 
 
 def tool(**fields: Any) -> EpisodeCall:

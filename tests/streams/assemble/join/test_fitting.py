@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.streams.assemble.join.joins import join_calls
 from tests.streams.assemble.join.test_join import TRACE, fact
 from tests.streams.make import call, call_id
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
-from tracegrad.streams.assemble.join.calls import join_calls
 
 NORTH = fact("north", SpanKind.AGENT, agent_name="north", end_ns=99)
 SOUTH = fact("south", SpanKind.AGENT, agent_name="south", end_ns=99)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.streams.assemble.join.joins import join_calls, join_tools, tool_spans
 from tests.streams.make import call, call_id, tool_call
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
-from tracegrad.streams.assemble.join.calls import Joined, join_calls
+from tracegrad.streams.assemble.join.calls import Joined
 from tracegrad.streams.assemble.join.span_tree import SpanTree
-from tracegrad.streams.assemble.join.tools import join_tools, tool_spans
 
 TRACE = "11" * 16
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.streams.assemble.join.joins import join_calls
 from tests.streams.assemble.join.test_join import TRACE, fact
 from tests.streams.make import call, call_id, tool_call
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
-from tracegrad.streams.assemble.join.calls import join_calls
 
 AGENT, LLM, TOOL = SpanKind.AGENT, SpanKind.LLM, SpanKind.TOOL
 PLANNER = fact("planner", AGENT, agent_name="planner")

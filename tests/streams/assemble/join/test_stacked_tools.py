@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.streams.assemble.join.joins import join_calls, join_tools, tool_spans
 from tests.streams.assemble.join.test_join import AGENT, fact
 from tests.streams.make import call, tool_call
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
-from tracegrad.streams.assemble.join.calls import Joined, join_calls
-from tracegrad.streams.assemble.join.tools import join_tools, tool_spans
+from tracegrad.streams.assemble.join.calls import Joined
 
 SUCCEEDED, FAILED, UNKNOWN = ToolStatus.SUCCEEDED, ToolStatus.FAILED, ToolStatus.UNKNOWN
 WEAK = {"tool_status": SUCCEEDED, "tool_status_from": "span_status"}
