@@ -63,9 +63,9 @@ from ..asgi import serve
 from ..http_request import api_keys_of, holder_of, path_ids, read_object
 from .agent_events import EVENTS_PATH, AgentEvents
 from .api.events import Api
-from .api.messages.api import COUNT_TOKENS, MESSAGES
+from .api.messages.write import COUNT_TOKENS, MESSAGES
 from .api.openai_chat import OPENAI_CHAT
-from .api.responses.api import RESPONSES
+from .api.responses.write import RESPONSES
 from .calls import CallServer
 from .chat import ChatEndpoints
 from .config import GRACE_S, LlmConfig, LlmHandles, PolicyConfig

@@ -19,6 +19,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -49,9 +50,8 @@ from .decode import JSON, PROTOBUF, decode_body
 from .proof import keep_proved, may_name
 from .split import Piece, Rejected, add_identity, split
 from .take_evaluations import EvaluationTaker, Taken
-from .weigh import weigh_protobuf
 
-__all__ = ["REFUSALS", "Receiver", "Sender", "status_of"]
+__all__ = ["REFUSALS", "Receiver", "Sender", "status_of", "weigh_protobuf"]
 
 OFF_LOOP_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread, one at a time, so that they do not hold up every other request."""
@@ -223,3 +223,39 @@ def _answer(signal: Signal, found: _Split) -> Message:
         setattr(response.partial_success, "rejected_spans" if is_traces else "rejected_log_records", num)
         response.partial_success.error_message = "; ".join(words)
     return response
+
+
+_FACTOR = 6
+"""Bytes of memory for one of the body's that need not be told: a text takes one, an attribute about three."""
+_SPAN_BYTES, _OTHER_BYTES = 180, 90
+_SPAN_FIELD = 2
+"""Of the field that holds spans; in other messages it holds smaller ones."""
+_MESSAGE_FIELDS = (1, _SPAN_FIELD, 3, 4, 5, 6, 9, 11, 13, 15)
+"""Numbers of OTLP's fields whose value is a message."""
+_PIECE_BYTES = 1024 * 1024
+
+
+def _excess() -> np.ndarray:
+    """By tag and length: how much more than `_FACTOR` for each of its bytes such a message takes."""
+    excess = np.zeros((256, 256), np.int64)
+    for field in _MESSAGE_FIELDS:
+        size = _SPAN_BYTES if field == _SPAN_FIELD else _OTHER_BYTES
+        excess[field << 3 | 2] = np.maximum(0, size - _FACTOR * (np.arange(256) + 2))
+    return excess
+
+
+_EXCESS = _excess()
+_LONGEST = int(np.flatnonzero(_EXCESS.any(axis=0))[-1])
+"""A longer message takes no excess."""
+
+
+def weigh_protobuf(data: bytes) -> int:
+    """Bytes of memory that a body takes once it is decoded, beyond six for each of its own: two can be an empty span of
+    180. By every two bytes that could be the tag and the length of a short message: what only looks like one, within a
+    text, is told too. Takes less time than decoding."""
+    total = 0
+    for start in range(0, len(data), _PIECE_BYTES):
+        piece = np.frombuffer(data, np.uint8, min(_PIECE_BYTES + 1, len(data) - start), start)
+        tags = np.flatnonzero(piece[1:] <= _LONGEST)
+        total += int(_EXCESS[piece[tags], piece[tags + 1]].sum())
+    return total

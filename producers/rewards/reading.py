@@ -12,22 +12,22 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 
-from tracegrad.schemas.errors import FatalError
+from tracegrad.schemas.errors import FatalError, RecordError
 from tracegrad.schemas.log.follow import decoded, follow, in_thread
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.codec import Codec
+from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, ClosedMarker, Emitted, Score
-from tracegrad.schemas.records.facts import Close
+from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts, RewardFact
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .config import FeedbackHandles
-from .letters import refused_in
 from .receipts import Receipts
 
-__all__ = ["Reading"]
+__all__ = ["Reading", "refused_in"]
 
 _POLL_S = 0.1
 
@@ -87,3 +87,24 @@ class Reading:
                 self._receipts.close_episode(value, record)
             case Score():
                 self._receipts.come_behind(value, record)
+
+
+def refused_in(letter: Record) -> tuple[list[Reward], str]:
+    """(rewards, why a stage put them aside)."""
+    fields = dead_letter_fields(letter.headers)
+    try:
+        match fields.get("stage"):
+            case Stage.NORMALIZE:
+                found = [REWARDS.decode(letter.value)]
+            case Stage.ASSEMBLE:
+                batch = EPISODE_EVENTS.decode(letter.value)
+                facts = batch.facts if isinstance(batch, Facts) else ()
+                found = [fact.reward for fact in facts if isinstance(fact, RewardFact)]
+            case Stage.CREDIT:
+                score = EPISODE_SCORES.decode(letter.value)
+                found = [score.reward] if isinstance(score, Score) else []
+            case _:
+                found = []
+    except RecordError:
+        found = []
+    return found, fields.get("reason", "")

@@ -18,7 +18,7 @@ from tests.producers.llm_gateway.conversing import (
     keys,
 )
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOPICS, full_prompt, rig, until
-from tracegrad.producers.llm_gateway.captured.nested import Nesting
+from tracegrad.producers.llm_gateway.captured.which_conversation import Nesting
 from tracegrad.schemas.credentials import attempt_holder
 from tracegrad.schemas.ids import AttemptId, RolloutId, conversation_key, key_in
 from tracegrad.schemas.records.tokens import ids_from_bytes

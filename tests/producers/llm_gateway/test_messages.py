@@ -23,7 +23,7 @@ from tracegrad.producers.llm_gateway.api.chat_request import (
     ToolUse,
 )
 from tracegrad.producers.llm_gateway.api.events import Event, Failed, Problem, Reasoning, Text, ToolCalled
-from tracegrad.producers.llm_gateway.api.messages.api import COUNT_TOKENS, MESSAGES
+from tracegrad.producers.llm_gateway.api.messages.write import COUNT_TOKENS, MESSAGES
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.records.calls import ToolCall

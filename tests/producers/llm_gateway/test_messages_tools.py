@@ -10,7 +10,7 @@ import pytest
 from tests.fake_engine.scripted import Reply
 from tests.producers.llm_gateway.harness import rig
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
-from tracegrad.producers.llm_gateway.api.messages.api import COUNT_TOKENS, MESSAGES
+from tracegrad.producers.llm_gateway.api.messages.write import COUNT_TOKENS, MESSAGES
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.metrics import TOOLS_LEFT_OUT
 

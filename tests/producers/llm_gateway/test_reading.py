@@ -8,10 +8,10 @@ import pytest
 
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message, TextPart
 from tracegrad.producers.llm_gateway.api.events import Api
-from tracegrad.producers.llm_gateway.api.messages.api import MESSAGES
+from tracegrad.producers.llm_gateway.api.messages.write import MESSAGES
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
-from tracegrad.producers.llm_gateway.api.responses.api import RESPONSES
+from tracegrad.producers.llm_gateway.api.responses.write import RESPONSES
 from tracegrad.producers.llm_gateway.render.engine_render import chat_form
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import new_tool_call, next_tool_call

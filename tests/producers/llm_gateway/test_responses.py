@@ -22,9 +22,9 @@ from tracegrad.producers.llm_gateway.api.chat_request import (
     ToolUse,
 )
 from tracegrad.producers.llm_gateway.api.events import Event, Failed, Problem, Reasoning, Text, ToolCalled
-from tracegrad.producers.llm_gateway.api.responses.api import RESPONSES
 from tracegrad.producers.llm_gateway.api.responses.item_ids import response_id
 from tracegrad.producers.llm_gateway.api.responses.read import read as read_on
+from tracegrad.producers.llm_gateway.api.responses.write import RESPONSES
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId, canonical_call, new_call
 from tracegrad.schemas.records.calls import ToolCall

@@ -16,7 +16,7 @@ from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, rig
 from tests.producers.llm_gateway.strictly import parsed_as, server_sent
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, NamedTool
 from tracegrad.producers.llm_gateway.api.events import Event, ToolCalled
-from tracegrad.producers.llm_gateway.api.responses.api import RESPONSES
+from tracegrad.producers.llm_gateway.api.responses.write import RESPONSES
 from tracegrad.schemas.metrics import TOOLS_LEFT_OUT
 from tracegrad.schemas.records.calls import ToolCall
 

@@ -14,7 +14,7 @@ from tests.producers.llm_gateway.strictly import server_sent
 from tests.versions import label
 from tracegrad.producers.llm_gateway.api.events import TOO_LONG, Failed, Problem
 from tracegrad.producers.llm_gateway.api.messages.write import write_error
-from tracegrad.producers.llm_gateway.api.responses.api import RESPONSES
+from tracegrad.producers.llm_gateway.api.responses.write import RESPONSES
 
 LIMIT = 200
 LONG = {"role": "user", "content": "a word " * 200}

@@ -26,8 +26,8 @@ from tracegrad.producers.otlp_gateway import receive
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.decode import decode_body
+from tracegrad.producers.otlp_gateway.receive import weigh_protobuf
 from tracegrad.producers.otlp_gateway.split import split
-from tracegrad.producers.otlp_gateway.weigh import weigh_protobuf
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.metrics import Metrics

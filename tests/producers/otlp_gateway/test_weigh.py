@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.producers.otlp_gateway.bodies import TRACE, request_of
 from tracegrad.producers.budget import weigh_json
-from tracegrad.producers.otlp_gateway.weigh import weigh_protobuf
+from tracegrad.producers.otlp_gateway.receive import weigh_protobuf
 
 pytestmark = pytest.mark.slow
 _ROOT = Path(__file__).parents[3]

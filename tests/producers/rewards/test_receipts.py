@@ -19,8 +19,7 @@ from tests.streams.credit.strategies.test_conversations import TURNS, conversati
 from tests.streams.credit.test_waiting import Run, second_request
 from tests.streams.make import Item, call_id, rollout
 from tracegrad.producers.rewards.config import FeedbackHandles
-from tracegrad.producers.rewards.letters import refused_in
-from tracegrad.producers.rewards.reading import Reading
+from tracegrad.producers.rewards.reading import Reading, refused_in
 from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.log.protocol import Record

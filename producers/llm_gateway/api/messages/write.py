@@ -16,10 +16,10 @@ from tracegrad.schemas.ids import WirePrefix, wire_id
 from tracegrad.schemas.records.calls import ToolCall
 
 from ..chat_request import ChatRequest
-from ..events import TOO_LONG, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
-from .read import UNPARSED
+from ..events import TOO_LONG, Api, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
+from .read import UNPARSED, read, read_to_count
 
-__all__ = ["MessageWriter", "write_error"]
+__all__ = ["COUNT_TOKENS", "MESSAGES"]
 
 _KINDS = {
     400: "invalid_request_error",
@@ -38,7 +38,7 @@ _LENGTH = re.compile(r"contains (?:at least )?(\d+) input tokens|length (\d+)\)"
 """In the engine's words, by which it refuses a prompt."""
 
 
-class MessageWriter:
+class _MessageWriter:
     """See Writer."""
 
     def __init__(self, request: ChatRequest) -> None:
@@ -91,7 +91,7 @@ class MessageWriter:
                 yield _event("message_delta", delta=self._ending(event), usage=_usage(event))
                 yield _event("message_stop")
             case Failed(problem):
-                yield b"event: error\ndata: " + write_error(problem) + b"\n\n"
+                yield b"event: error\ndata: " + _write_error(problem) + b"\n\n"
 
     def _into(self, kind: str, **empty: str) -> Iterator[bytes]:
         """Opens a block of a kind, unless it is open."""
@@ -167,7 +167,7 @@ def _event(kind: str, **fields: Any) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
 
 
-def write_error(problem: Problem) -> bytes:
+def _write_error(problem: Problem) -> bytes:
     """The body of an answer that is an error."""
     kind = _KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
     message = problem.message
@@ -178,3 +178,9 @@ def write_error(problem: Problem) -> bytes:
             tokens = (length[1] or length[2]) if length else int(limit[1]) + 1
             message = f"prompt is too long: {tokens} tokens > {limit[1]} maximum"
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+MESSAGES = Api(path="/v1/messages", read=read, write=_MessageWriter, error=_write_error)
+"""As Anthropic's own clients speak them."""
+COUNT_TOKENS = Api(path="/v1/messages/count_tokens", read=read_to_count, write=_MessageWriter, error=_write_error)
+"""Nothing is answered, so nothing is written; its path, reader and errors count."""

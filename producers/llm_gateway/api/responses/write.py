@@ -15,11 +15,13 @@ import msgspec
 from tracegrad.schemas.records.calls import ToolCall
 
 from ..chat_request import ChatRequest
-from ..events import TOO_LONG, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
+from ..events import TOO_LONG, Api, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
+from ..openai_error import write_error
 from .item_ids import function_call_id, message_id, reasoning_id, response_id
+from .read import read
 from .tools import call_item
 
-__all__ = ["ResponseWriter"]
+__all__ = ["RESPONSES"]
 
 _Step = dict[str, Any]
 _REPEATED: dict[str, Any] = {
@@ -46,7 +48,7 @@ _PIECES = {
 """How the text of a call's item is streamed, and its field."""
 
 
-class ResponseWriter:
+class _ResponseWriter:
     """See Writer."""
 
     def __init__(self, request: ChatRequest) -> None:
@@ -236,3 +238,7 @@ def _brief(tokens: list[_Step]) -> list[_Step]:
         }
         for entry in tokens
     ]
+
+
+RESPONSES = Api(path="/v1/responses", read=read, read_on=read, write=_ResponseWriter, error=write_error)
+"""As OpenAI's own clients speak them."""
