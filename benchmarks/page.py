@@ -87,7 +87,7 @@ def make_long(run: Path, folder: Path, num: int) -> RunDir:
     run_dir = RunDir.open(folder)
     path = folder / PAGE_FILE
     if not path.exists():
-        raise SystemExit(f"expected {PAGE_FILE} in {run}; look at the run once: tracegrad page --run-dir {run}")
+        raise SystemExit(f"expected {PAGE_FILE} in {run}; look at the run once: tracegrad page {run}")
     index = folder / "index.sqlite"
     remove(index)
     with open_index(index) as connection:
@@ -115,7 +115,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = make_long(arguments.run, Path(scratch) / "long", arguments.episodes)
         began = time.monotonic()
-        command = [sys.executable, "-m", "tracegrad.compose.cli", "page", "--run-dir", str(run_dir.path)]
+        command = [sys.executable, "-m", "tracegrad.compose.cli", "page", str(run_dir.path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None

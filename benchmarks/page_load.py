@@ -49,7 +49,7 @@ def resident_mib(pid: int) -> float:
 
 def pids_of(run: Path) -> dict[str, int]:
     """Of the run's processes, by name."""
-    command = [sys.executable, "-m", "tracegrad.compose.cli", "status", "--json", "--run-dir", str(run)]
+    command = [sys.executable, "-m", "tracegrad.compose.cli", "status", "--json", str(run)]
     told = msgspec.json.decode(subprocess.run(command, capture_output=True, check=True).stdout)
     return {one["process"]: one["pid"] for one in told["processes"] if one.get("pid")}
 

@@ -29,7 +29,7 @@ from statistics import fmean, stdev
 
 import msgspec
 
-from tracegrad.compose.run.demo import CALCULATOR
+from tracegrad.compose.cli.run import CALCULATOR
 from tracegrad.consumers.page.charts import running_mean
 from tracegrad.consumers.views.results import HeldOut, Results
 

@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from tracegrad.compose.kafka.partitioner import partition_for
+from tracegrad.compose.kafka.writer import partition_for
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
 from tracegrad.schemas.log.protocol import Headers, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, REGISTRY, Topics

@@ -22,12 +22,12 @@ from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest, WeightFile
-from tracegrad.schemas.records.weights import folder_of as find_folder
 
 from ..die_with_parent import guarded
 from ..engine.failed_start import explain, read_failed_start
 from ..engine.server import check_start, engine_argv, engine_environment
 from ..loopback import answers, free_port
+from ..run.report import read_results, version_folders
 from ..run.wiring import Wiring
 
 __all__ = ["ChatEngine", "folder_of"]
@@ -43,39 +43,19 @@ def folder_of(wiring: Wiring, version: int | None) -> tuple[str, int]:
     Raises ConfigurationError when it lies nowhere.
     """
     # Not by the topics, whose broker has gone with the run.
-    weights = wiring.run_dir.weights
-    there = {found: path for path in weights.iterdir() if path.is_dir() and (found := parse_label(path.name))}
-    newest = max(there, key=lambda found: (found.epoch, found.version), default=None)
-    best = _best(wiring)
-    if version is None and best is not None and best[1] > 0 and Path(best[0]).is_dir():
-        return best
-    wanted = version if version is not None else newest.version if newest is not None else 0
-    for found in sorted(there, key=lambda found: found.epoch, reverse=True):
+    there, results = version_folders(wiring.run_dir.weights), read_results(wiring.run_dir)
+    best = results.best if results is not None else None
+    if version is None and best is not None and best.version > 0 and best.folder and Path(best.folder).is_dir():
+        return best.folder, best.version
+    newest_first = list(reversed(there))
+    wanted = version if version is not None else newest_first[0].version if newest_first else 0
+    for found in newest_first:
         if found.version == wanted:
             return str(there[found]), wanted
     if wanted == 0:
         return wiring.settings.policy.needed_model(), 0
     have = ", ".join(str(number) for number in sorted({0, *(found.version for found in there)}))
     raise ConfigurationError(f"--version {wanted}: its folder is gone ([trainer] keep_versions); there are {have}")
-
-
-class _OfBest(msgspec.Struct):
-    version: int
-    folder: str | None = None
-
-
-class _Results(msgspec.Struct):
-    best: _OfBest | None = None
-
-
-def _best(wiring: Wiring) -> tuple[str, int] | None:
-    try:
-        best = msgspec.json.decode((wiring.run_dir.results / "results.json").read_bytes(), type=_Results).best
-    except (OSError, msgspec.DecodeError):
-        return None
-    if best is None or best.folder is None:
-        return None
-    return find_folder(best.folder, wiring.run_dir.weights), best.version
 
 
 class ChatEngine:

@@ -23,9 +23,9 @@ from ..run.session import INTERRUPTED
 from . import air, find, look, run, topics
 from .chat import chat
 from .common import echo
-from .page import page
+from .page_command import page
 from .recipes import recipes
-from .replay import HistoryCommand, replay
+from .replay_command import HistoryCommand, replay
 
 __all__ = ["app", "main"]
 
@@ -41,6 +41,8 @@ app = typer.Typer(
 GONE = {
     "--from-file": "--from takes a time, from which on a history is read",
     "--kafka": "--source-dir names the folder of the source run",
+    "--run": "name the run without it, as in `tracegrad status NAME`",
+    "--run-dir": "name the run's folder where its name would stand, by --run or as an argument",
 }
 """Options of earlier releases -> what takes their place."""
 for panel, commands in {

@@ -16,8 +16,8 @@ from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.text import one_line
 
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, answering, echo, find_run, load_settings
-from .replay import From, Source, To, meant_history
+from .common import RUNS, JsonFlag, RunOption, RunsDirOption, answering, echo, find_run, load_settings
+from .replay_command import From, Source, To, history_range
 
 if TYPE_CHECKING:
     from tracegrad.streams.compare import Comparison
@@ -34,7 +34,6 @@ app = typer.Typer(help="Why calls got what they got, and what other rules would 
 def explain_episode(
     episode: Annotated[str, typer.Argument(help="The id of an episode or a rollout, or how it begins.")],
     run: RunOption = None,
-    run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
 ) -> None:
@@ -46,7 +45,7 @@ def explain_episode(
 
     from ..history.episodes import as_credited
 
-    with answering(find_run(run, run_dir, runs_dir)) as wiring:
+    with answering(find_run(run, runs_dir)) as wiring:
         found, settings = as_credited(wiring, _find(wiring, episode)), wiring.settings
     calls = explain(found, settings.credit, settings.air)
     if as_json:
@@ -103,7 +102,7 @@ def compare_rules(
 
     from ..history.episodes import episodes_of
 
-    meant = meant_history(from_, to, source_dir, runs_dir)
+    meant = history_range(from_, to, source_dir, runs_dir)
     sides = []
     for file in (a, b):
         # Rules may lie alone in a file: no run comes of it, whose name it would have to tell.

@@ -16,7 +16,7 @@ import typer
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunArgument, RunDirOption, RunsDirOption, echo, find_run
+from .common import RUNS, JsonFlag, RunArgument, RunsDirOption, echo, find_run
 
 if TYPE_CHECKING:
     from ..chat.talk import Side
@@ -36,7 +36,6 @@ def chat(
         Path | None, typer.Option("--agent", help="The agent's folder, where it has moved.", show_default=False)
     ] = None,
     as_json: JsonFlag = False,
-    run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Ask the trained policy: its agent runs with its tools, and what it asks of them is shown as it comes.
@@ -46,22 +45,22 @@ def chat(
 
     Example: tracegrad chat demo-1 "what is 12 by 7 minus 5?" --before
     """
-    from ..chat.agent import ChatAgent, moved
+    from ..chat.agent import ChatAgent, with_folder
     from ..chat.relay import Relay
     from ..chat.talk import Talk
 
-    wiring = find_run(run, run_dir, runs_dir)
+    wiring = find_run(run, runs_dir)
     agent = wiring.settings.agent
     if agent is None:
         raise ConfigurationError(
             f"run {wiring.record.name} has no [agent] that could be asked; speak to its gateway: `tracegrad env`"
         )
-    agent = moved(agent, folder) if folder is not None else agent
+    agent = with_folder(agent, folder) if folder is not None else agent
     width = None if as_json else shutil.get_terminal_size().columns
     with ExitStack() as open_:
         sides, url, token, is_ours = _sides(wiring, version, before, open_)
         relay = open_.enter_context(Relay(url, token, lambda turn: talk.hear(turn), greedy=is_ours))
-        asked = open_.enter_context(ChatAgent(agent, relay.base_url, relay.key, os.environ))
+        asked = ChatAgent(agent, relay.base_url, relay.key, os.environ)
         talk = Talk(asked, relay, sides, echo, width=width)
         is_answered = True
         for text in [question] if question is not None else _questions(" and ".join(one.name for one in sides)):

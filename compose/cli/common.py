@@ -20,6 +20,7 @@ from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.section import section_of
 from tracegrad.schemas.text import printable
 
+from ..files import MARK
 from ..printable_log import LOG_FORMAT, LogFormat, log_to_stderr
 from ..run.load import load
 from ..run.run_dir import RunDir
@@ -32,7 +33,6 @@ __all__ = [
     "LogFormatOption",
     "NewRunOption",
     "RunArgument",
-    "RunDirOption",
     "RunOption",
     "RunsDirOption",
     "answering",
@@ -41,7 +41,6 @@ __all__ = [
     "help_of",
     "load_settings",
     "log_as",
-    "one_run",
     "reachable_log",
     "tell_wait",
 ]
@@ -67,10 +66,6 @@ NewRunOption = Annotated[str | None, typer.Option("--run", help=help_of("run"), 
 RunOption = Annotated[
     str | None, typer.Option("--run", help="The run's name or folder; else the newest.", show_default=False)
 ]
-RunDirOption = Annotated[
-    Path | None,
-    typer.Option("--run-dir", help="The run's folder; else the newest under --runs-dir.", show_default=False),
-]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders lie.", envvar="TRACEGRAD_RUNS_DIR")]
 LogFormatOption = Annotated[
     LogFormat,
@@ -95,25 +90,16 @@ def log_as(form: LogFormat, run: str, process: str = "supervisor") -> None:
     log_to_stderr(logging.WARNING, "%(message)s", run=run, process=process)
 
 
-def find_run(run: str | None, run_dir: Path | None, runs_dir: Path) -> Wiring:
+def find_run(run: str | None, runs_dir: Path) -> Wiring:
     """The run that is meant: by folder, by name, else the newest."""
-    if run_dir is None and run is not None:
-        run_dir = Path(run) if (Path(run) / "run.json").is_file() else runs_dir / run
-    if run_dir is None:
-        found = sorted(runs_dir.glob("*/run.json"), key=lambda mark: (mark.parent / "config.json").stat().st_mtime)
-        if not found:
-            raise ConfigurationError(
-                f"no run under {runs_dir}; start one with `tracegrad up` or `tracegrad train FILE`, or name --run-dir"
-            )
-        run_dir = found[-1].parent
-    return Wiring(RunDir.open(run_dir))
-
-
-def one_run(named: str | None, run: str | None) -> str | None:
-    """The run that an argument or `--run` names. Raises ConfigurationError where they differ."""
-    if None not in (named, run) and named != run:
-        raise ConfigurationError(f"--run {run}: {named} is named too; leave one of them out")
-    return named or run
+    if run is not None:
+        return Wiring(RunDir.open(Path(run) if (Path(run) / MARK).is_file() else runs_dir / run))
+    found = sorted(runs_dir.glob(f"*/{MARK}"), key=lambda mark: (mark.parent / "config.json").stat().st_mtime)
+    if not found:
+        raise ConfigurationError(
+            f"no run under {runs_dir}; start one with `tracegrad up` or `tracegrad train FILE`, or name its folder"
+        )
+    return Wiring(RunDir.open(found[-1].parent))
 
 
 def load_settings(file: Path | None, flags: Mapping[str, Any], *, for_training: bool) -> RunSettings:
@@ -130,7 +116,7 @@ def load_settings(file: Path | None, flags: Mapping[str, Any], *, for_training: 
 @contextmanager
 def answering(wiring: Wiring) -> Iterator[Wiring]:
     """The run with a log that answers: of one that has ended the broker is opened for as long."""
-    from ..history.broker import readable
+    from ..history.run_broker import readable
 
     with readable(wiring, say=tell_wait) as opened:
         reachable_log(opened)

@@ -16,8 +16,8 @@ from tracegrad.consumers.index.show import episode_lines, lineage_lines
 from tracegrad.consumers.index.subject import Kind, taken_for
 from tracegrad.schemas.log.where import parse
 
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, tell_wait
-from .replay import check_window, moment_ms
+from .common import RUNS, JsonFlag, RunOption, RunsDirOption, echo, find_run, tell_wait
+from .replay_command import check_window, moment_ms
 
 if TYPE_CHECKING:
     from tracegrad.consumers.index.build import Progress
@@ -55,7 +55,6 @@ def episodes(
     only_count: Annotated[bool, typer.Option("--count", help="How many, not which.")] = False,
     as_json: JsonFlag = False,
     run: RunOption = None,
-    run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Find episodes by what is known of them; docs/finding.md lists the facts.
@@ -73,7 +72,7 @@ def episodes(
         limit=limit or None,
     )
     check_window(question.begin_ms, question.end_ms)
-    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=False, tell=_teller(), say=tell_wait) as index:
+    with indexed(find_run(run, runs_dir).run_dir, needs_log=False, tell=_teller(), say=tell_wait) as index:
         _tell_unread(index)
         if only_count:
             found = count(index.connection, question)
@@ -91,7 +90,6 @@ def lineage(
     kind: KindOption = None,
     as_json: JsonFlag = False,
     run: RunOption = None,
-    run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Show what a version was made of, down to spans; or what became of a span, a call or an episode.
@@ -100,7 +98,7 @@ def lineage(
     """
     from ..history.index import indexed
 
-    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=True, tell=_teller(), say=tell_wait) as index:
+    with indexed(find_run(run, runs_dir).run_dir, needs_log=True, tell=_teller(), say=tell_wait) as index:
         _tell_unread(index)
         found = _trace(index, asked, kind)
     echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lineage_lines(found)))

@@ -22,24 +22,21 @@ from tracegrad.consumers.views.watch import fold_present, fold_processes, stream
 from tracegrad.schemas.errors import ConfigurationError, TracegradError
 from tracegrad.schemas.log.follow import follow, read_to_end
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
-from tracegrad.schemas.records.weights import folder_of
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
-from ..history.broker import is_running
+from ..history.run_broker import is_running
 from ..run.session import run_state
 from ..run.wiring import Wiring
 from .common import (
     RUNS,
     JsonFlag,
     RunArgument,
-    RunDirOption,
     RunOption,
     RunsDirOption,
     answering,
     echo,
     find_run,
-    one_run,
     reachable_log,
 )
 
@@ -47,9 +44,7 @@ __all__ = ["audit", "status", "tail"]
 
 
 def status(
-    named: RunArgument = None,
-    run: RunOption = None,
-    run_dir: RunDirOption = None,
+    run: RunArgument = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
     verbose: Annotated[
@@ -62,7 +57,9 @@ def status(
 
     Example: tracegrad status mine --json
     """
-    wiring = find_run(one_run(named, run), run_dir, runs_dir)
+    from ..run.report import read_results
+
+    wiring = find_run(run, runs_dir)
     folder = wiring.run_dir
     is_up = is_running(folder)
     outcome = None if is_up else folder.outcome
@@ -88,7 +85,7 @@ def status(
         echo(f"  kafka {wiring.endpoints.bootstrap_servers}, topics {topics}*")
         if outcome is not None:
             echo("\n".join([f"  ended: {outcome.kind}", *(f"    {line}" for line in outcome.why.splitlines())]))
-        results = results_of(state, run=wiring.record.name) if is_up else _written(wiring)
+        results = results_of(state, run=wiring.record.name) if is_up else read_results(folder)
         for line in _screen(wiring, state, results, asked_ms, is_short=sys.stdout.isatty() and not verbose):
             echo("  " + line)
         if lag is not None:
@@ -126,19 +123,6 @@ def _screen(wiring: Wiring, state: RunState, results: Results | None, now_ms: in
     return [*lines, *process_lines(state, now_ms, width if is_short else None)]
 
 
-def _written(wiring: Wiring) -> Results | None:
-    """What an ended run's report says; None: it made none."""
-    try:
-        results = msgspec.json.decode((wiring.run_dir.results / "results.json").read_bytes(), type=Results)
-    except (OSError, msgspec.DecodeError):
-        return None
-    best = results.best
-    if best is None or best.folder is None:
-        return results
-    folder = folder_of(best.folder, wiring.run_dir.weights)
-    return msgspec.structs.replace(results, best=msgspec.structs.replace(best, folder=folder))
-
-
 def tail(
     topic: Annotated[str, typer.Argument(help="As in `topics list`, such as episodes or llm_calls.")],
     from_: Annotated[str, typer.Option("--from", help="beginning, end, or -N for the last N records.")] = "-10",
@@ -146,7 +130,6 @@ def tail(
     is_following: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
     as_json: JsonFlag = False,
     run: RunOption = None,
-    run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Show the records of a topic, decoded.
@@ -160,7 +143,7 @@ def tail(
         raise ConfigurationError(f"no topic {topic!r}; {nearest(topic, list(Topic))}")
     chosen = Topic(topic)
     has_any = False
-    with answering(find_run(run, run_dir, runs_dir)) as wiring:
+    with answering(find_run(run, runs_dir)) as wiring:
         log, ring, name = wiring.kafka(), wiring.ring, wiring.topics.name(chosen)
         with closing(_records(log, name, from_, must_wait=is_following or from_ == "end")) as records:
             for record in islice(records, count):
@@ -203,9 +186,7 @@ def _records(log: Log, name: str, from_: str, *, must_wait: bool) -> Generator[R
 
 
 def audit(
-    named: RunArgument = None,
-    run: RunOption = None,
-    run_dir: RunDirOption = None,
+    run: RunArgument = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
 ) -> None:
@@ -218,11 +199,11 @@ def audit(
     """
     from ..run.report import account, report_lines
 
-    wiring = find_run(one_run(named, run), run_dir, runs_dir)
+    wiring = find_run(run, runs_dir)
     if (made := wiring.run_dir.replayed) is not None:
         raise ConfigurationError(
             f"expected a run with raw records, got {wiring.record.name}, which replays {made.source}: audit that one, "
-            f"`tracegrad audit --run-dir {made.source}`; `tracegrad replay` with --dry-run=full compares what rules "
+            f"`tracegrad audit {made.source}`; `tracegrad replay` with --dry-run=full compares what rules "
             "make of it"
         )
     is_live = is_running(wiring.run_dir)

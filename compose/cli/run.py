@@ -28,7 +28,6 @@ from .common import (
     JsonFlag,
     LogFormatOption,
     NewRunOption,
-    RunDirOption,
     RunOption,
     RunsDirOption,
     echo,
@@ -39,8 +38,10 @@ from .common import (
 )
 from .env_forms import Form, written
 
-__all__ = ["Set", "demo", "env", "serve", "set_flags", "train", "up", "variables"]
+__all__ = ["CALCULATOR", "Set", "demo", "env", "serve", "set_flags", "train", "up", "variables"]
 
+CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator" / "tracegrad.toml"
+"""Two up is the checkout, or the installed package: the rooms and the examples lie side by side in both."""
 FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or the folder that holds tracegrad.toml.")]
 Steps = Annotated[int | None, typer.Option(help=help_of("trainer.steps"), show_default=False)]
 Seed = Annotated[int | None, typer.Option(help=help_of("seed"), show_default=False)]
@@ -80,7 +81,7 @@ def demo(
 
     Example: tracegrad demo --steps 10 --seed 1
     """
-    from ..run.demo import CALCULATOR, demo_report
+    from ..run.report import demo_report
 
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers, no_page)
     flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -179,14 +180,13 @@ def env(
         bool, typer.Option("--evaluator", help="For a program whose exporter says how good answers were; no agent.")
     ] = False,
     run: RunOption = None,
-    run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Print the variables for an agent that tracegrad does not start.
 
     Example: eval "$(tracegrad env --shell)" && python my_agent.py
     """
-    wiring = find_run(run, run_dir, runs_dir)
+    wiring = find_run(run, runs_dir)
     if feedback and evaluator:
         raise typer.BadParameter("expected --feedback or --evaluator, got both; ask twice, for two programs")
     chosen = feedback_variables if feedback else evaluator_variables if evaluator else variables

@@ -18,7 +18,6 @@ from .common import (
     RUNS,
     JsonFlag,
     NewRunOption,
-    RunDirOption,
     RunOption,
     RunsDirOption,
     answering,
@@ -69,14 +68,12 @@ def _print_plans(plans: Sequence[TopicPlan | GroupPlan], *, as_json: bool) -> No
 
 
 @app.command("list")
-def list_topics(
-    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False
-) -> None:
+def list_topics(run: RunOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False) -> None:
     """Show the topics of a run: what they hold, how many records.
 
     Example: tracegrad topics list --run mine
     """
-    with answering(find_run(run, run_dir, runs_dir)) as wiring:
+    with answering(find_run(run, runs_dir)) as wiring:
         log = wiring.log()
         for spec in REGISTRY:
             name = wiring.topics.name(spec.topic)

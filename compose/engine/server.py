@@ -23,7 +23,7 @@ from tracegrad.schemas.errors import ConfigurationError
 
 from ..files import write_atomically
 from .config import EngineConfig, EngineHandles
-from .model_checks import check_model
+from .model_folder import check_model
 
 __all__ = [
     "GUARD",

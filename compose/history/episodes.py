@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracegrad.consumers.history.choose import Window, chosen
+from tracegrad.consumers.history.choose import chosen
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, place_of
-from tracegrad.schemas.log.protocol import Position, TopicPartition
+from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.episodes import EPISODES, Episode
-from tracegrad.schemas.topics import INPUTS, Stage, Topic
+from tracegrad.schemas.topics import Topic
 from tracegrad.streams.ratings import rate_again
 
 from ..run.wiring import Wiring
+from .selection import window_of
 
 __all__ = ["as_credited", "episodes_of"]
 
@@ -71,13 +72,9 @@ def _chosen(source: Wiring, begin_ms: int | None, end_ms: int | None) -> set[str
             f"--from, --to: run {source.record.name} is a replay, whose records bear no times of the past; name it "
             f"whole, --from run:{source.record.name}, or its source, --source-dir {replayed.source}"
         )
-    topics, admin = source.topics, source.kafka().admin
-    log = source.log(is_history=True)
-    raw = [topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
-    kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
-    begin, end = (admin.offsets_at(kept, at) if at is not None else None for at in (begin_ms, end_ms))
-    found = read_recorded(log, topics, source.keys)
-    wanted = {one.id for one in chosen(found, Window(begin=begin, end=end)).episodes}
+    window, _ = window_of(source, begin_ms, end_ms)
+    found = read_recorded(source.log(is_history=True), source.topics, source.keys)
+    wanted = {one.id for one in chosen(found, window).episodes}
     if not wanted:
         raise ConfigurationError(
             f"--from, --to: expected groups that began then, got none of {len(found.episodes)} episodes"

@@ -21,7 +21,7 @@ from tracegrad.schemas.topics import Topic
 
 from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
-from .broker import WAIT_S, open_broker
+from .run_broker import WAIT_S, open_broker
 
 __all__ = ["Indexed", "indexed", "is_current", "mark_current", "sizes_of"]
 

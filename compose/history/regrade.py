@@ -5,31 +5,37 @@
     attempt            -+
 
 In: the source, the new run's settings, whose [reward] names the grader. Out: episodes as it judges them, and what it
-did. Invariants: it is the runner's own grader process, with equal arguments, environment and time limit; each episode
-is asked about once (grades.py). One that cannot be graded, or of which the grader says nothing, is unscored with the
-reason, as in a live run, and its group does without it. Failure: ConfigurationError before anything is written where
-the grader cannot be imported, and behind the history where it graded nothing at all.
+did. Invariants: it is the runner's own grader process, with equal arguments, environment and time limit; a grade is on
+the disk before anything is made of it, in the new run's `grades.jsonl`, and an episode is asked about once: a regrade
+that was broken off goes on with equal records whatever a grader, which may be a model, would say a second time. One
+that cannot be graded, or of which the grader says nothing, is unscored with the reason, as in a live run, and its group
+does without it. Failure: ConfigurationError before anything is written where the grader cannot be imported, and behind
+the history where it graded nothing at all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from tracegrad.producers.runner.children import Launcher
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.producers.runner.grading import Grader
-from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.episodes import Episode
-from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, ROLLOUTS, Reward, RolloutRequest
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.regrade import given_to_grader, graded_anew, is_judged, why_ungradable
 
@@ -37,14 +43,110 @@ from ..run.run_dir import RunDir
 from ..run.settings import RunSettings
 from ..run.show import Show
 from ..run.wiring import Wiring
-from .grades import Grade, Grades
-from .recorded_tasks import RecordedTasks
 
-__all__ = ["Regrader", "check_grader", "regrading"]
+__all__ = ["Grade", "Grades", "RecordedTasks", "Regrader", "check_grader", "regrading"]
 
 _GRADES = "grades.jsonl"
 _WITHOUT = "without: "
 _MAX_REASONS = 20
+
+
+class Grade(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one episode. Example: Grade(episode_id="1f2e...9a3c", rewards=(Reward(name="reward", value=1.0, ...),))."""
+
+    episode_id: str
+    rewards: tuple[Reward, ...]
+    """Of calls, then of the whole. One without a value says why the grader gave none."""
+
+
+class Grades:
+    """`grades.jsonl`, one line an episode: memory holds where each begins. A last line that was cut off is cut off here
+    too, one that is none of ours is refused. Close it."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens it, or makes it. Raises ConfigurationError, OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b", buffering=0)
+        self._places: dict[str, int] = {}
+        """Episode -> where its line begins."""
+        self._file.seek(0)
+        end = 0
+        with path.open("rb") as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    self._places[msgspec.json.decode(line, type=Grade).episode_id] = end
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    raise ConfigurationError(
+                        f"{path}: expected a grade a line, got none at byte {end} ({error}); regrade into another run"
+                    ) from error
+                end += len(line)
+        os.truncate(self._file.fileno(), end)
+        self._end = end
+
+    def of(self, episode_id: str) -> Grade | None:
+        """What was said of it; None: it was not asked about."""
+        place = self._places.get(episode_id)
+        if place is None:
+            return None
+        self._file.seek(place)
+        return msgspec.json.decode(self._file.readline(), type=Grade)
+
+    def put(self, grade: Grade) -> None:
+        """Keeps it. Raises OSError."""
+        line = msgspec.json.encode(grade) + b"\n"
+        left = memoryview(line)
+        while left:
+            left = left[os.write(self._file.fileno(), left) :]
+        self._places[grade.episode_id] = self._end
+        self._end += len(line)
+
+    def close(self) -> None:
+        """It stays."""
+        self._file.close()
+
+
+class _Task(msgspec.Struct, frozen=True, array_like=True):
+    id: str
+    input: Any
+    expected: Any
+
+
+class RecordedTasks:
+    """By rollout, as `rollouts` tells; memory holds each task once. What cannot be read is left out: its episodes have
+    no task."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[bytes, bytes] = {}
+        self._of: dict[str, bytes] = {}
+
+    def read(self, log: Log, topic: str) -> RecordedTasks:
+        """All that there are now; of several requests of a rollout the first. Blocks. Raises UnavailableError."""
+        for record in read_to_end(log, topic):
+            try:
+                asked = ROLLOUTS.decode(record.value)
+            except RecordError:
+                continue
+            task = msgspec.json.encode(_Task(asked.task_id, asked.input, asked.expected))
+            self._of.setdefault(asked.rollout_id, self._tasks.setdefault(task, task))
+        return self
+
+    def request(self, episode: Episode) -> RolloutRequest | None:
+        """What its rollout was asked for; None where no record tells."""
+        found = self._of.get(episode.rollout_id or "")
+        if found is None or episode.rollout_id is None or episode.group is None:
+            return None
+        task = msgspec.json.decode(found, type=_Task)
+        return RolloutRequest(
+            rollout_id=episode.rollout_id,
+            group=episode.group,
+            task_id=task.id,
+            input=task.input,
+            expected=task.expected,
+            policy=episode.policy or "",
+            purpose=episode.purpose,
+        )
 
 
 class Regrader:

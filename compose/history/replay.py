@@ -43,8 +43,8 @@ from tracegrad.trainer.history.compare import supervised
 from tracegrad.trainer.history.config import History as TrainedHistory
 from tracegrad.trainer.history.config import Mode
 
-from ..engine.fetch_model import with_local_model
-from ..files import write_atomically
+from ..engine.model_folder import with_local_model
+from ..files import write_atomically, write_record
 from ..local_kafka.broker import LocalKafka
 from ..run.pipeline import history_specs, prepare_run, prepare_topics
 from ..run.report import newest_folder
@@ -53,13 +53,11 @@ from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
 from ..run.show import Show, offer
 from ..run.wiring import Wiring, port_of
-from ..run_files import write_record
-from .broker import open_broker as _opened
-from .meant import counted, meant
 from .regrade import check_grader, regrading
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
-from .trainable import why_nothing_trains
-from .vocabulary import check_vocabulary
+from .run_broker import open_broker as _opened
+from .selection import select_history, told_size
+from .trainable import check_vocabulary, why_nothing_trains
 
 __all__ = ["check_function", "opened", "replayed_settings", "run_replay"]
 
@@ -130,10 +128,10 @@ def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir
     with opened(source, show.say) as of_source:
         if request.dry_run is None:
             return _write(request, of_source, settings, run_dir, show)
-        history = meant(request, of_source)
+        history = select_history(request, of_source)
         if request.dry_run == "full":
             return _fold(request, history, of_source, None, settings, show)
-        show.result("records", *counted(history, of_source))
+        show.result("records", *told_size(history, of_source))
     return 0
 
 
@@ -156,7 +154,7 @@ def opened(source: RunDir, say: Callable[[str], None] = lambda why: None) -> Ite
 def _write(request: ReplayRequest, source: Wiring, settings: RunSettings, run_dir: RunDir, show: Show) -> int:
     """All that a trainer finds. Returns the exit status."""
     request = remembered(request, source.run_dir, settings, run_dir)
-    history = meant(request, source) if request.only != "train" else None
+    history = select_history(request, source) if request.only != "train" else None
     with run_dir.lock():
         remember(request, source.run_dir, settings, run_dir)
         into = Wiring(prepare_run(settings, run_dir.path))

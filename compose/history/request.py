@@ -20,9 +20,9 @@ from tracegrad.schemas.topics import INPUTS, Stage, Topics
 from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine
 from tracegrad.trainer.history.config import Mode
 
+from ..files import write_record
 from ..run.run_dir import Replayed, RunDir
 from ..run.settings import RunSettings
-from ..run_files import write_record
 
 __all__ = [
     "DryRun",

@@ -1,16 +1,24 @@
-"""Whether a history that was folded holds a call to train on; else how many calls there were, and why none trains.
+"""Whether a history can be trained on: a model reads its token ids as the one did that sampled them, and it holds a
+call to train on; else how many calls there were, and why none trains.
 
-In: `transitions` of the new run, then, only where nothing trains, its `episodes`. Out: nothing, or one sentence.
-Invariant: it judges as the trainer does before its first step, so that a run without anything to learn loads no model
-and publishes no version; it stops at the first group that trains. Failure: as a reader's.
+In: two model folders, before anything is written; later `transitions` of the new run, and, only where nothing trains,
+its `episodes`. Out: nothing; one sentence. Invariants: of a model nothing but what text an id stands for is compared;
+groups are judged as the trainer does before its first step, so that a run without anything to learn loads no model and
+publishes no version, up to the first that trains. Failure: ConfigurationError where an id is another text; a folder
+that is gone, or has no tokenizer.json, cannot be compared, and is taken: the trainer still refuses ids that its model
+does not have.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from tracegrad.schemas.alarms import untrained_text
-from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Purpose
@@ -20,10 +28,13 @@ from tracegrad.trainer.batch.groups import GroupLimits, above, judge, why_untrai
 
 from ..run.wiring import Wiring
 
-__all__ = ["why_nothing_trains"]
+__all__ = ["check_vocabulary", "why_nothing_trains"]
 
 _ANY_VOCABULARY = 2**31
 """check_vocabulary has looked at it."""
+_FILE = "tokenizer.json"
+_TOLD = 3
+"""Ids named of those that differ."""
 
 
 def why_nothing_trains(into: Wiring) -> str:
@@ -71,3 +82,31 @@ def _recorded(into: Wiring, policy: str) -> tuple[int, int, Counter[str]]:
         num_calls += sum(call.policy == policy for call in episode.calls)
         reasons[why_excluded(episode, policy) or "without_group"] += 1
     return num_calls, num_episodes, reasons
+
+
+def check_vocabulary(source: str | None, own: str | None) -> None:
+    """Raises ConfigurationError where an id of the source's model is another text, or none, in the new run's."""
+    if source is None or own is None or Path(source) == Path(own):
+        return
+    was, now = _texts(Path(source)), _texts(Path(own))
+    if not was or not now:
+        return
+    changed = sorted(id_ for id_, text in was.items() if now.get(id_) != text)
+    if changed:
+        told = ", ".join(f"{id_} is {was[id_]!r} there, {now.get(id_)!r} here" for id_ in changed[:_TOLD])
+        raise ConfigurationError(
+            f"[policy] model: expected the vocabulary of the source's model in {source}, since a history is token ids, "
+            f"got another in {own}: {told}, {len(changed)} of {len(was)} ids in all; name a model of the same tokenizer"
+        )
+
+
+def _texts(folder: Path) -> dict[int, str]:
+    """Id -> text; nothing where that is not told so."""
+    try:
+        found: Any = msgspec.json.decode((folder / _FILE).read_bytes())
+        listed: Any = found["model"]["vocab"]
+        ids = listed.items() if isinstance(listed, dict) else ((text, id_) for id_, (text, *_) in enumerate(listed))
+        texts = {int(id_): str(text) for text, id_ in ids}
+        return texts | {int(one["id"]): str(one["content"]) for one in found.get("added_tokens", ())}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError):
+        return {}

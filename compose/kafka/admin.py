@@ -90,7 +90,7 @@ class KafkaAdmin:
     @contextlib.contextmanager
     def _asking(self, doing: str) -> Iterator[None]:
         """Around one question to `_client`. Without an answer in time another takes its place: it may have lost the
-        cluster for good (contact.py; nobody serves the callbacks of this one). No frame of ours keeps the client:
+        cluster for good (`Contact`; nobody serves the callbacks of this one). No frame of ours keeps the client:
         it would live as long as the error, which a thread of the client's may hold longest, and librdkafka aborts a
         process in which that thread ends it."""
         waiting(doing)

@@ -1,4 +1,4 @@
-"""librdkafka's dotted settings, built in one place from what a user may say.
+"""librdkafka's dotted settings, built in one place from what a user may say; and whether a client has lost its cluster.
 
 In: bootstrap servers and the allow-listed client settings of `[kafka.client]`. Out: dictionaries for producer,
 consumer and admin client. Settings that could load code, run commands or weaken the promises of
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import msgspec
 from msgspec import field
 
 from tracegrad.schemas.errors import ConfigurationError
@@ -20,6 +21,7 @@ from tracegrad.schemas.topics import MAX_CLIENT_BYTES, MAX_MESSAGE_BYTES
 __all__ = [
     "CLIENT_SETTINGS",
     "TAIL_GROUP",
+    "Contact",
     "KafkaConfig",
     "Settings",
     "consumer_settings",
@@ -52,6 +54,8 @@ CLIENT_SETTINGS = frozenset(
 """What `[kafka.client]` may hold: how to reach and to prove oneself to a cluster, nothing else."""
 _STATISTICS_MS = 5000
 """From one word of a client on itself to the next, for `Contact`; not for those whose callbacks nobody serves."""
+_KNOWN = ("configured", "learned")
+"""Where brokers come from; others stand for none."""
 _TOPIC_CHARACTERS = re.compile(r"[A-Za-z0-9._-]*")
 
 
@@ -157,3 +161,38 @@ def consumer_settings(base: Settings, *, group: str | None, is_of_history: bool 
         settings["session.timeout.ms"] = 6000
         settings["heartbeat.interval.ms"] = 500
     return settings
+
+
+class _Broker(msgspec.Struct):
+    source: str
+
+
+class _Statistics(msgspec.Struct):
+    brokers: dict[str, _Broker]
+
+
+_DECODER = msgspec.json.Decoder(_Statistics)
+
+
+class Contact:
+    """Whether a client of librdkafka has lost the cluster for good, so that another must take its place; `hear` is its
+    `stats_cb`.
+
+    A cluster whose brokers are all fenced for a moment (a single node late with a heartbeat on a busy machine, a
+    rolling restart) answers with topics and no broker. librdkafka 2.13 to 2.16 then forgets the brokers that it knows,
+    and, by a race, not always begins again with its bootstrap servers: it says nothing and waits for ever (issue 5301
+    there). A client that merely cannot reach its brokers, however long, is not lost: it still knows them and tries.
+    """
+
+    def __init__(self) -> None:
+        self._num_without = 0
+
+    def hear(self, statistics: str) -> None:
+        """Takes what the client says of itself."""
+        brokers = _DECODER.decode(statistics).brokers.values()
+        self._num_without = 0 if any(broker.source in _KNOWN for broker in brokers) else self._num_without + 1
+
+    @property
+    def is_lost(self) -> bool:
+        """Twice in a row it knew no broker: once may be the moment before it begins again."""
+        return self._num_without > 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -50,15 +50,11 @@ class _Seen(NamedTuple):
         return (self.committed or 0) < self.kept.begin
 
 
-def begin_run(
-    log: Log, topics: Topics, *, start: Literal["beginning", "end"] | Mapping[TopicPartition, int] = "end"
-) -> dict[str, TopicStart]:
-    """Where a new run begins, by topic. Its topics must exist.
+def begin_run(log: Log, topics: Topics) -> dict[str, TopicStart]:
+    """Where a new run begins, by topic: it takes what comes from now on. Its topics must exist.
 
-    Args:
-        start: a new run takes what comes from now on (`end`); a replay starts at `beginning` or at offsets given.
     Raises:
-        ConfigurationError: a start outside the log, or topics of this name that hold another run's records.
+        ConfigurationError: topics of this name hold another run's records.
     """
     found = {}
     for spec in REGISTRY:
@@ -66,28 +62,14 @@ def begin_run(
         kept = log.offsets(name)
         offsets: tuple[int, ...] = ()
         if spec.topic in INPUTS[Stage.NORMALIZE]:
-            offsets = tuple(_chosen(TopicPartition(name, number), kept[number], start) for number in sorted(kept))
+            offsets = tuple(kept[number].end for number in sorted(kept))
         elif not spec.raw and any(at.end for at in kept.values()):
             raise ConfigurationError(
                 f"expected topic {name!r} of a new run empty, got {sum(at.end for at in kept.values())} records: a run "
-                f"{topics.run!r} was made from another folder; name that one (--run-dir), or {ANOTHER_RUN}"
+                f"{topics.run!r} was made from another folder; name that one, or {ANOTHER_RUN}"
             )
         found[name] = TopicStart(log.topic_id(name), offsets)
     return found
-
-
-def _chosen(
-    where: TopicPartition, kept: Offsets, start: Literal["beginning", "end"] | Mapping[TopicPartition, int]
-) -> int:
-    if isinstance(start, str):
-        return kept.begin if start == "beginning" else kept.end
-    chosen = start.get(where, kept.begin)
-    if not kept.begin <= chosen <= kept.end:
-        raise ConfigurationError(
-            f"expected a start offset of {where.topic!r} partition {where.partition} in [{kept.begin}, {kept.end}], "
-            f"got {chosen}"
-        )
-    return chosen
 
 
 def start_offsets(starts: Mapping[str, TopicStart]) -> dict[TopicPartition, int]:

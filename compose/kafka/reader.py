@@ -3,7 +3,7 @@
 In: topics and checked start offsets. Out: records in order within each partition. Invariants: an offset outside
 the log is a LogGapError, never a silent jump; a reader tells and commits only partitions that it owns now; a read
 that raises has lost nothing, the next one gives it. Failure: while the broker is away `read` gives nothing and goes
-on by itself when it is back; a consumer that has lost it for good is replaced (contact.py).
+on by itself when it is back; a consumer that has lost it for good is replaced (`Contact`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from tracegrad.schemas.errors import ConfigurationError, OverloadedError, Record
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 
 from .admin import KafkaAdmin, checked, partition_of
-from .client_settings import Settings
-from .contact import Contact
+from .client_settings import Contact, Settings
 from .errors import boundary, log_error, translate
 
 __all__ = ["GroupReader", "TailReader"]

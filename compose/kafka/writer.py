@@ -2,7 +2,7 @@
 
 In: records to append. Out: futures that end when the broker has acknowledged, or with the error. Invariant: what
 waits is bounded (OverloadedError at once beyond it), and every future ends: acknowledged, refused, or timed out.
-Failure: after a fatal error of the producer, or when it has lost the cluster for good (contact.py), a new one takes its
+Failure: after a fatal error of the producer, or when it has lost the cluster for good (`Contact`), a new one takes its
 place; what it held has failed and is the caller's to append again.
 """
 
@@ -18,14 +18,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.log.protocol import Headers, Position
 
-from .client_settings import Settings
-from .contact import Contact
+from .client_settings import Contact, Settings
 from .errors import boundary, log_error, translate
-from .partitioner import partition_for
 
-__all__ = ["KafkaWriter"]
+__all__ = ["KafkaWriter", "partition_for"]
 
 logger = logging.getLogger(__name__)
+_SEED, _FACTOR, _SHIFT, _WORD = 0x9747B28C, 0x5BD1E995, 24, 0xFFFFFFFF
 
 
 class KafkaWriter:
@@ -129,3 +128,27 @@ def _settle(future: Future[Position], doing: str) -> Callable[[KafkaError | None
             future.set_result(Position(message.topic() or "", message.partition() or 0, message.offset() or 0))
 
     return on_delivery
+
+
+def partition_for(key: bytes, num_partitions: int) -> int:
+    """Where Kafka's clients put a key, for the partitions that a topic had once: murmur2 without its sign, modulo
+    those.
+
+    Equal to Java's, aiokafka's and librdkafka's `murmur2_random` on a topic of so many. Partitions that are added to a
+    topic move its keys, and a client knows the present number only; records of one key in two partitions have no order.
+    """
+    return (_murmur2(key) & 0x7FFFFFFF) % num_partitions
+
+
+def _murmur2(data: bytes) -> int:
+    """Austin Appleby's MurmurHash2, 32 bits, with the seed of Kafka's `Utils.murmur2`."""
+    end = len(data) & ~3
+    digest = _SEED ^ len(data)
+    for at in range(0, end, 4):
+        block = int.from_bytes(data[at : at + 4], "little") * _FACTOR & _WORD
+        block = (block ^ block >> _SHIFT) * _FACTOR & _WORD
+        digest = digest * _FACTOR & _WORD ^ block
+    if end < len(data):
+        digest = (digest ^ int.from_bytes(data[end:], "little")) * _FACTOR & _WORD
+    digest = (digest ^ digest >> 13) * _FACTOR & _WORD
+    return digest ^ digest >> 15

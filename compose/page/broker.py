@@ -13,8 +13,8 @@ from tracegrad.consumers.page.board import Board
 from tracegrad.consumers.page.reading import Reading
 from tracegrad.schemas.errors import TracegradError
 
-from ..history.broker import open_broker
 from ..history.index import is_current, mark_current
+from ..history.run_broker import open_broker
 from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
 from .page_file import write_page_file

@@ -1,8 +1,10 @@
 """The end of a training run: what was learnt, and what became of every call, episode and group.
 
 In: a run whose broker still answers. Out: lines for people, results.json and audit.json in the run's
-`results/`, and whether the checks passed; `tell_results` is the first part of it, for a run that a person ends.
-Invariant: True only if every id is accounted for. `account` also answers `tracegrad audit`. Failure: UnavailableError.
+`results/`, and whether the checks passed, which of a demo hold only if tokens were compared, for an engine that serves
+other weights than their label says gives other logprobs; `tell_results` is the first part of it, for a run that a
+person ends. Invariant: True only if every id is accounted for. `account` also answers `tracegrad audit`. Failure:
+UnavailableError.
 """
 
 from __future__ import annotations
@@ -20,17 +22,29 @@ from tracegrad.consumers.views.results import RESULTS_TOPICS, Best, Results, res
 from tracegrad.consumers.views.watch import fold_present
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.follow import PATIENCE_S
-from tracegrad.schemas.records.versions import parse_label
-from tracegrad.schemas.records.weights import VersionManifest
+from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND
+from tracegrad.schemas.records.versions import Version, parse_label
+from tracegrad.schemas.records.weights import VersionManifest, folder_of
 
-from ..run_files import write_record
-from .run_dir import AUDIT
+from ..files import write_record
+from .run_dir import AUDIT, RunDir
 from .session import run_state
 from .show import Show
 from .wiring import Wiring
 
-__all__ = ["account", "make_report", "newest_folder", "report_lines", "results_lines", "tell_results"]
+__all__ = [
+    "account",
+    "demo_report",
+    "make_report",
+    "newest_folder",
+    "read_results",
+    "report_lines",
+    "results_lines",
+    "tell_results",
+    "version_folders",
+]
 
+_RESULTS = "results.json"
 _NAMED = 20
 _LAST_WORDS_S = 3.0
 """A run that a person stops waits no longer for a broker that may be what failed."""
@@ -52,6 +66,23 @@ def make_report(wiring: Wiring, show: Show) -> bool:
     return report.is_complete
 
 
+def demo_report(wiring: Wiring, show: Show) -> bool:
+    """The report of every run; returns whether it holds, and sampler and trainer agree."""
+    is_complete, results = make_report(wiring, show), read_results(wiring.run_dir)
+    assert results is not None
+    why = ""
+    if not results.num_checked_tokens:
+        why = "no token was compared: none was sampled by the version that trained on it"
+    elif results.logprob_error_max > LOGPROB_ERROR_BOUND:
+        why = (
+            f"sampler and trainer differ by {results.logprob_error_max:.2g} nats, expected {LOGPROB_ERROR_BOUND:g} at "
+            "most; the engine serves other weights, or samples otherwise than it reports"
+        )
+    if why:
+        show.result("served", {"holds": False, "why": why}, [f"served weights: {why}"])
+    return is_complete and not why
+
+
 def tell_results(wiring: Wiring, show: Show) -> None:
     """Results of what there is, while the processes run; waits for a few seconds at most."""
     try:
@@ -64,8 +95,21 @@ def _make_results(wiring: Wiring, show: Show, *, patience_s: float) -> None:
     state, folder = run_state(wiring), wiring.run_dir.results
     fold_present(wiring.log(), wiring.topics, state, RESULTS_TOPICS, patience_s=patience_s)
     results = results_of(state, run=wiring.record.name)
-    write_record(folder / "results.json", results)
+    write_record(folder / _RESULTS, results)
     _show_results(results, show)
+
+
+def read_results(run_dir: RunDir) -> Results | None:
+    """What the last report of a run says, with the best version's folder as it lies now; None: it made none."""
+    try:
+        results = msgspec.json.decode((run_dir.results / _RESULTS).read_bytes(), type=Results)
+    except (OSError, msgspec.DecodeError):
+        return None
+    best = results.best
+    if best is None or best.folder is None:
+        return results
+    folder = folder_of(best.folder, run_dir.weights)
+    return msgspec.structs.replace(results, best=msgspec.structs.replace(best, folder=folder))
 
 
 def account(wiring: Wiring, *, is_live: bool) -> Report:
@@ -172,7 +216,12 @@ def _unpublished_line(results: Results) -> list[str]:
     ]
 
 
+def version_folders(weights: Path) -> dict[Version, Path]:
+    """What lies under a run's weights, the newest last: a later epoch took the place of what an earlier one made."""
+    found = {version: path for path in weights.iterdir() if path.is_dir() and (version := parse_label(path.name))}
+    return dict(sorted(found.items(), key=lambda item: (item[0].epoch, item[0].version)))
+
+
 def newest_folder(weights: Path) -> str | None:
     """The folder of the newest version under a run's weights; None without one."""
-    found = {version: path for path in weights.iterdir() if path.is_dir() and (version := parse_label(path.name))}
-    return str(found[max(found, key=lambda version: (version.version, version.epoch))]) if found else None
+    return next((str(path) for path in reversed(version_folders(weights).values())), None)

@@ -35,9 +35,8 @@ from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.trainer.history.config import History, Mode
 
-from ..files import hold_lock, is_held, moved, write_atomically
+from ..files import KEY, MARK, RunKey, hold_lock, is_held, moved, read_key, read_record, write_atomically, write_record
 from ..kafka.positions import TopicStart, start_offsets
-from ..run_files import KEY, MARK, RunKey, read_key, read_record, write_record
 from .settings import RunSettings, without_gone
 from .supervisor import Outcome
 
@@ -136,7 +135,7 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """The folder of a run that exists. Raises ConfigurationError otherwise."""
         if not (path / MARK).is_file():
-            raise ConfigurationError(f"expected a run folder, got {path} without {MARK}; name one by --run-dir")
+            raise ConfigurationError(f"expected a run folder, got {path} without {MARK}; name the folder of one")
         return cls(path.resolve())
 
     @classmethod
@@ -318,5 +317,5 @@ class RunDir:
 
     def is_locked(self, name: str = "supervisor") -> bool:
         """Whether a live process holds a lock. Who reads a run that has ended holds the supervisor's too:
-        history/broker.py."""
+        history/run_broker.py."""
         return is_held(self.locks / f"{name}.lock")

@@ -25,7 +25,7 @@ from tracegrad.producers.runner.sandbox import Sandbox
 from tracegrad.producers.tasks.dataset import read_tasks
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, UnavailableError
 
-from ..engine.fetch_model import with_local_model
+from ..engine.model_folder import with_local_model
 from . import pipeline
 from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
@@ -153,7 +153,7 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
         UnavailableError: the engine that the settings name does not answer.
     """
     from ..engine.health import check_engine, wait_ready
-    from ..engine.model_checks import check_model
+    from ..engine.model_folder import check_model
     from ..engine.server import check_start, install_plugin
 
     urls, policy = settings.engine.urls, settings.policy

@@ -33,9 +33,8 @@ from tracegrad.streams.shell.config import StreamsHandles
 from tracegrad.trainer.config import TrainerHandles
 
 from ..engine.config import EngineHandles
-from ..files import moved
+from ..files import moved, read_key
 from ..kafka.log import KafkaLog
-from ..run_files import read_key
 from .run_dir import RunDir
 from .settings import RunSettings
 

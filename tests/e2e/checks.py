@@ -32,7 +32,7 @@ def check_end(chaos: ChaosRun, *, min_steps: int, is_vllm: bool = False) -> Snap
         snapshot = take(KafkaLog(bootstrap_servers), run.wiring.topics, run.path / "trainer")
         served = find_proof(run.wiring.log(), run.wiring.topics, run.wiring.record.hash, "policy") if is_vllm else ""
         audit = subprocess.run(
-            [TRACEGRAD, "audit", "--run-dir", str(run.path)], capture_output=True, text=True, timeout=120, check=False
+            [TRACEGRAD, "audit", str(run.path)], capture_output=True, text=True, timeout=120, check=False
         )
     problems = count(snapshot)
     assert problems == [], "\n".join(problems[:20])

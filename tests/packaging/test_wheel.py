@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SOURCES = ("schemas", "producers", "streams", "trainer", "consumers", "compose", "examples")
 BESIDE = ("tests", "benchmarks", "docs", "requirements", ".ci")
-FIND_THE_DEMO = "from tracegrad.compose.run.demo import CALCULATOR; print(CALCULATOR)"
+FIND_THE_DEMO = "from tracegrad.compose.cli.run import CALCULATOR; print(CALCULATOR)"
 
 
 def files_under(*folders: str) -> set[str]:

@@ -73,7 +73,7 @@ def test_run_names_a_new_run_or_finds_one_by_what_the_command_does() -> None:
     starts = {name for name, text in told.items() if text == r"Names the run: \[a-z0-9-]{1,40}"}
     assert starts == {"demo", "train", "up", "topics create"}
     assert {text for name, text in told.items() if name not in starts} == {"The run's name or folder"}
-    assert {"tail", "audit", "status", "env", "topics list"} <= told.keys()
+    assert {"tail", "env", "topics list"} <= told.keys()
 
 
 def test_no_word_of_the_help_is_taken_for_markup() -> None:
@@ -100,7 +100,8 @@ def test_no_word_of_the_help_is_taken_for_markup() -> None:
         (("status", "--runs-dir", "nowhere"), 78, "no run under nowhere"),
         (("status", "mine", "--runs-dir", "nowhere"), 78, "expected a run folder, got nowhere/mine"),
         (("audit", "mine", "--runs-dir", "nowhere"), 78, "expected a run folder, got nowhere/mine"),
-        (("status", "mine", "--run", "yours"), 78, "--run yours: mine is named too; leave one of them out"),
+        (("status", "--run", "mine"), 78, "--run: it is gone: name the run without it"),
+        (("tail", "episodes", "--run-dir", "mine"), 78, "--run-dir: it is gone: name the run's folder"),
         (("topics", "create", "examples/calculator"), 78, "--bootstrap-servers"),
         (("replay", "--into", "x", "--kafka", "y"), 78, "--kafka: it is gone: --source-dir names the folder"),
         (("replay", "--into", "x", "--from-file", "y"), 78, "--from-file: it is gone: --from takes a time"),
@@ -244,7 +245,7 @@ def test_status_shows_every_process_and_what_it_counted(
     monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
     with run_dir.lock():
         for more in ([], ["--json"]):
-            monkeypatch.setattr(sys, "argv", ["tracegrad", "status", "--run-dir", str(run_dir.path), *more])
+            monkeypatch.setattr(sys, "argv", ["tracegrad", "status", str(run_dir.path), *more])
             with pytest.raises(SystemExit) as left:
                 cli.main()
             assert left.value.code == 0
@@ -283,7 +284,7 @@ def test_nobody_is_silent_because_status_reads_slowly(
     monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
     monkeypatch.setattr("tracegrad.compose.cli.look.stream_lag", lag)
     monkeypatch.setattr(time, "time", lambda: clock[0])
-    monkeypatch.setattr(sys, "argv", ["tracegrad", "status", "--run-dir", str(run_dir.path)])
+    monkeypatch.setattr(sys, "argv", ["tracegrad", "status", str(run_dir.path)])
     with run_dir.lock(), pytest.raises(SystemExit):
         cli.main()
     out = capsys.readouterr().out
@@ -303,7 +304,7 @@ def test_status_says_why_a_run_ended(
     why = "trainer: exit status 70; last lines of trainer.log:\nDivergedError: expected a finite loss and gradient"
     run_dir.write_outcome(Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=70))
     for more in ([], ["--json"]):
-        monkeypatch.setattr(sys, "argv", ["tracegrad", "status", "--run-dir", str(run_dir.path), *more])
+        monkeypatch.setattr(sys, "argv", ["tracegrad", "status", str(run_dir.path), *more])
         with pytest.raises(SystemExit) as left:
             cli.main()
         assert left.value.code == 1
@@ -327,7 +328,7 @@ def test_status_shows_nothing_that_an_earlier_start_told(
     later_s = time.time() + 60
     os.utime(run_dir.endpoints_file, (later_s, later_s))
     monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
-    monkeypatch.setattr(sys, "argv", ["tracegrad", "status", "--run-dir", str(run_dir.path), "--json"])
+    monkeypatch.setattr(sys, "argv", ["tracegrad", "status", str(run_dir.path), "--json"])
     with run_dir.lock(), pytest.raises(SystemExit):
         cli.main()
     assert json.loads(capsys.readouterr().out)["processes"] == []

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from tests.compose.cli.test_replay import runs as runs
-from tracegrad.compose.cli.replay import replay
+from tracegrad.compose.cli.replay_command import replay
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.settings import RunSettings

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from tests.compose.run.example_settings import SETTINGS
 from tracegrad.compose.cli import app
-from tracegrad.compose.cli.replay import moment_ms, rate_of, replay
+from tracegrad.compose.cli.replay_command import moment_ms, rate_of, replay
 from tracegrad.compose.history import replay as history
-from tracegrad.compose.history.broker import is_running, open_broker, readable
 from tracegrad.compose.history.request import ReplayRequest, remember
+from tracegrad.compose.history.run_broker import is_running, open_broker, readable
 from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.printable_log import LOG_FORMAT
 from tracegrad.compose.run.pipeline import prepare_run
@@ -263,7 +263,7 @@ def test_a_broker_that_has_to_start_first_is_told(runs: Path, monkeypatch: pytes
     monkeypatch.undo()
     source, told = RunDir.open(runs / "mine"), list[str]()
     started = contextlib.nullcontext(SimpleNamespace(bootstrap_servers="127.0.0.1:9"))
-    monkeypatch.setattr("tracegrad.compose.history.broker.LocalKafka", lambda *_, **__: started)
+    monkeypatch.setattr("tracegrad.compose.history.run_broker.LocalKafka", lambda *_, **__: started)
     with source.lock(), open_broker(source, say=told.append):
         assert told == []
     with open_broker(source, say=told.append) as servers:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.compose.cli.test_replay import runs as runs
 from tracegrad.compose.cli.air import compare_rules
-from tracegrad.compose.cli.replay import replay
+from tracegrad.compose.cli.replay_command import replay
 from tracegrad.schemas.errors import ConfigurationError
 
 PAYS = "def pays(what): ..."

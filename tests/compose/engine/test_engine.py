@@ -13,7 +13,7 @@ import pytest
 from tests.tiny_models import CHAT_TEMPLATE
 from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.failed_start import FailedStart, explain, read_failed_start
-from tracegrad.compose.engine.model_checks import check_model, read_chat_template
+from tracegrad.compose.engine.model_folder import check_model, read_chat_template
 from tracegrad.compose.engine.server import (
     engine_argv,
     engine_environment,

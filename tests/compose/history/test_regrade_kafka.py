@@ -92,9 +92,9 @@ def test_commands_that_read_topics_open_the_broker_of_a_run_that_has_ended(
 ) -> None:
     """They say so, and leave it closed; one that a person has started on the folder is read where it is."""
     recorded(tmp_path)
-    run_dir, whose = RunDir.open(tmp_path / "test"), ["--run-dir", str(tmp_path / "test")]
+    run_dir = RunDir.open(tmp_path / "test")
     for command in (["tail", "episodes", "--from", "beginning", "-n", "2"], ["topics", "list"]):
-        app([*command, *whose], standalone_mode=False)
+        app([*command, "--run", str(run_dir.path)], standalone_mode=False)
     told = capsys.readouterr()
     assert told.err.count("starting the broker of run test, which has ended") == 2
     assert told.out.count(", made of ") == 2
@@ -102,7 +102,7 @@ def test_commands_that_read_topics_open_the_broker_of_a_run_that_has_ended(
     port = port_of(run_dir.endpoints.bootstrap_servers)
     assert is_free(port)
     with LocalKafka(run_dir.kafka, port=port), pytest.raises(SystemExit):
-        app(["audit", "--json", *whose], standalone_mode=True)
+        app(["audit", "--json", str(run_dir.path)], standalone_mode=True)
     told = capsys.readouterr()
     assert told.err == ""
     assert json.loads(told.out)["episodes"]["total"] == 6

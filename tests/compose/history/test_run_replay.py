@@ -17,6 +17,7 @@ from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation
 from tests.versions import sampled_by
+from tracegrad.compose.files import write_record
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.pipeline import prepare_run
@@ -24,7 +25,6 @@ from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import Onlookers
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
-from tracegrad.compose.run_files import write_record
 from tracegrad.consumers.history.where import terms_of
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig

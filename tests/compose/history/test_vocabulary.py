@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tracegrad.compose.history.vocabulary import check_vocabulary
+from tracegrad.compose.history.trainable import check_vocabulary
 from tracegrad.schemas.errors import ConfigurationError
 
 REAL = Path(__file__).parents[2] / "data" / "tokenizer.json"

@@ -19,8 +19,7 @@ from tests.compose.kafka.fenced import FencedWay
 from tests.compose.kafka.reading import new_topic
 from tracegrad.compose.kafka import admin as kafka_admin
 from tracegrad.compose.kafka.admin import KafkaAdmin
-from tracegrad.compose.kafka.client_settings import consumer_settings, shared_settings
-from tracegrad.compose.kafka.contact import Contact
+from tracegrad.compose.kafka.client_settings import Contact, consumer_settings, shared_settings
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.reader import TailReader
 from tracegrad.compose.kafka.writer import KafkaWriter

@@ -21,8 +21,7 @@ from tracegrad.compose.kafka.admin import KafkaAdmin
 from tracegrad.compose.kafka.client_settings import producer_settings, shared_settings
 from tracegrad.compose.kafka.errors import CODES, boundary, translate
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.partitioner import partition_for
-from tracegrad.compose.kafka.writer import KafkaWriter
+from tracegrad.compose.kafka.writer import KafkaWriter, partition_for
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.errors import (
     ConfigurationError,

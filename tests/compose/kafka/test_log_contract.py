@@ -14,7 +14,7 @@ from confluent_kafka.cimpl import NewTopic
 from tests.memory_log import MemoryLog
 from tracegrad.compose.kafka import admin as kafka_admin
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.partitioner import partition_for
+from tracegrad.compose.kafka.writer import partition_for
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
 from tracegrad.schemas.log.protocol import Log, LogReader, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES

@@ -322,13 +322,3 @@ def test_a_new_run_on_topics_of_another_is_refused() -> None:
     work(log)
     with pytest.raises(ConfigurationError, match="another folder"):
         begin_run(log, TOPICS)
-
-
-def test_a_replay_begins_where_it_is_told() -> None:
-    """At the beginning, or at offsets that lie in the log."""
-    log = new_log()
-    where = TopicPartition(TOPICS.name(Topic.LLM_CALLS), 0)
-    with pytest.raises(ConfigurationError, match="start offset"):
-        begin_run(log, TOPICS, start={where: 99})
-    assert begin_run(log, TOPICS, start="beginning")[where.topic].offsets == (0, 0, 0, 0)
-    assert begin_run(log, TOPICS, start={where: 0})[where.topic].offsets[0] == 0

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.compose.page.serving import Served, eventually, is_there, served
-from tracegrad.compose.history.broker import is_opened, open_broker
+from tracegrad.compose.history.run_broker import is_opened, open_broker
 from tracegrad.compose.page.page_file import PAGE_FILE, read_page_file
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def tracegrad(*arguments: str) -> list[str]:
 @contextmanager
 def opened(folder: Path) -> Iterator[httpx.Client]:
     """`tracegrad page` of the run, until the end of the block; the first answer is there."""
-    page = subprocess.Popen(tracegrad("page", "--run-dir", str(folder)), stdout=subprocess.PIPE, text=True)
+    page = subprocess.Popen(tracegrad("page", str(folder)), stdout=subprocess.PIPE, text=True)
     assert page.stdout is not None
     try:
         link = page.stdout.readline().strip()
@@ -191,7 +191,7 @@ def test_a_run_that_has_ended_is_shown_beside_its_other_readers(tmp_path: Path) 
             assert one.get("/system").status_code == 200
             assert "What it learned" in one.get("/").text
         assert not is_opened(run_dir)
-        episodes = tracegrad("episodes", "--run-dir", str(run_dir.path))
+        episodes = tracegrad("episodes", "--run", str(run_dir.path))
         beside = subprocess.run(episodes, capture_output=True, text=True, timeout=100, check=False)
         assert beside.returncode == 0, beside.stderr
         assert not run_dir.is_locked()
@@ -232,6 +232,6 @@ def test_a_page_that_has_nothing_and_gets_no_broker_says_who_has_it(tmp_path: Pa
         run_dir = live.wiring.run_dir
     (run_dir.path / PAGE_FILE).unlink()
     with open_broker(run_dir):
-        page = tracegrad("page", "--run-dir", str(run_dir.path))
+        page = tracegrad("page", str(run_dir.path))
         refused = subprocess.run(page, capture_output=True, text=True, timeout=100, check=False)
     assert refused.returncode == 78 and f"process {os.getpid()} already is the reader" in refused.stderr

@@ -250,7 +250,7 @@ def test_resolved_settings_come_back_equal(folder: Path) -> None:
     settings = load(write(folder, GOOD + '[streams.services."my bot"]\nidle_s = 60\n'), environ={}, flags={})
     assert settings.streams.services == {"my bot": ServiceConfig(idle_s=60.0)}
     assert prepare_run(settings, folder / "run").settings == settings
-    with pytest.raises(ConfigurationError, match="--run-dir"):
+    with pytest.raises(ConfigurationError, match="name its folder"):
         _ = RunDir(folder / "none").settings
 
 

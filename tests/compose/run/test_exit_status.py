@@ -13,13 +13,13 @@ import pytest
 from tests.consumers.audit.small_run import KEY, memory_log, records, small_run
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, Streams
-from tracegrad.compose.run import demo, report, serve, session
+from tracegrad.compose.files import RunKey, write_record
+from tracegrad.compose.run import report, serve, session
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
-from tracegrad.compose.run_files import RunKey, write_record
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import DIVERGED_EXIT_STATUS, DivergedError, UnavailableError
 from tracegrad.schemas.ids import RunHash
@@ -53,7 +53,7 @@ def wiring(tmp_path: Path) -> Wiring:
 def status(wiring: Wiring, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> int:
     """Of a run that ended by itself and left this log."""
     monkeypatch.setattr(wiring, "kafka", lambda **_: log)
-    return session._make_report(demo.demo_report, wiring, JsonShow(io.StringIO()))
+    return session._make_report(report.demo_report, wiring, JsonShow(io.StringIO()))
 
 
 def changed(streams: Streams, topic: Topic, change: Any) -> Streams:
@@ -92,7 +92,7 @@ def test_sampler_and_trainer_that_do_not_agree_are_1(
     log = memory_log(changed(small_run(), Topic.TRAINING_STEPS, steps_with(**fields)))
     told = io.StringIO()
     monkeypatch.setattr(wiring, "kafka", lambda **_: log)
-    assert session._make_report(demo.demo_report, wiring, JsonShow(told)) == 1
+    assert session._make_report(report.demo_report, wiring, JsonShow(told)) == 1
     assert why in told.getvalue()
     assert session._make_report(report.make_report, wiring, JsonShow(io.StringIO())) == 0
 

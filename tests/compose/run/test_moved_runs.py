@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tracegrad.compose.files import write_record
 from tracegrad.compose.history.request import known_source
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import Replayed, RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
-from tracegrad.compose.run_files import write_record
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.streams.config import SelectConfig
 from tracegrad.trainer.history.config import History

@@ -13,13 +13,13 @@ import pytest
 from tests.compose.history.in_memory import Told
 from tests.compose.run.example_settings import SETTINGS
 from tracegrad.compose.cli import app
+from tracegrad.compose.files import write_record
 from tracegrad.compose.history.replay import replayed_settings
 from tracegrad.compose.history.request import ReplayRequest, remember
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import INTERRUPTED, _ended_otherwise, replay_command, run_session
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
-from tracegrad.compose.run_files import write_record
 from tracegrad.schemas.errors import ConfigurationError
 
 
@@ -58,8 +58,8 @@ def test_what_was_graded_anew_goes_on_by_regrade_with_its_grader(again: RunDir) 
 
 def test_a_replay_is_not_audited_but_its_source(again: RunDir) -> None:
     """It has no raw records of its own, so that each of its calls would be missing."""
-    with pytest.raises(ConfigurationError, match=r"tracegrad audit --run-dir .*mine`.*--dry-run=full"):
-        app(["audit", "--run-dir", str(again.path)], standalone_mode=False)
+    with pytest.raises(ConfigurationError, match=r"tracegrad audit .*mine`.*--dry-run=full"):
+        app(["audit", str(again.path)], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

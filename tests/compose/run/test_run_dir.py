@@ -13,13 +13,13 @@ import pytest
 
 from tests.compose.run.example_settings import SETTINGS
 from tests.memory_log import MemoryLog
+from tracegrad.compose.files import RunKey, write_record
 from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.positions import TopicStart
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
-from tracegrad.compose.run_files import RunKey, write_record
 from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig
 from tracegrad.producers.tasks.config import TasksConfig
 from tracegrad.schemas.errors import ConfigurationError
@@ -180,7 +180,7 @@ def test_damaged_start_offsets_are_refused(tmp_path: Path, damaged: bytes) -> No
 
 def test_a_folder_that_is_no_run_is_said_so(tmp_path: Path) -> None:
     """For `serve`, `status` and the like."""
-    with pytest.raises(ConfigurationError, match="--run-dir"):
+    with pytest.raises(ConfigurationError, match="name the folder"):
         RunDir.open(tmp_path)
     with pytest.raises(ConfigurationError, match="start the run with"):
         _ = RunDir(tmp_path).endpoints

@@ -107,7 +107,7 @@ def test_up_starts_shows_resumes_after_sigkill_and_stops(
     again = start()
     resumed = wait_until_running(folder, started=2)
     assert resumed["endpoints"] == running["endpoints"]
-    audit = tracegrad(folder, "audit", "--run", "mine", "--json")
+    audit = tracegrad(folder, "audit", "mine", "--json")
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
     again.send_signal(signal.SIGINT)

@@ -121,7 +121,7 @@ def test_a_replay_shows_no_attempts_of_the_run_that_it_repeats(board: Board) -> 
     board.about = msgspec.structs.replace(board.about, replays="runs/first")
     for view in ("/learned", "/learned?task=won-late"):
         _, text = elements_of(draw(board, view))
-        assert "tracegrad page --run-dir runs/first" in text
+        assert "tracegrad page runs/first" in text
         assert "won-late" not in text
     assert learned_of(board, Ask()) is None
 

@@ -14,7 +14,7 @@ from tracegrad.schemas.errors import ConfigurationError
 
 from ..loopback import free_port, is_free
 from ..run.wiring import Wiring, port_of
-from .common import RUNS, RunArgument, RunDirOption, RunsDirOption, echo, find_run, reachable_log
+from .common import RUNS, RunArgument, RunsDirOption, echo, find_run, reachable_log
 
 __all__ = ["page"]
 
@@ -28,14 +28,13 @@ def page(
             help="Write this episode to one file of HTML instead.", metavar="EPISODE FILE", show_default=False
         ),
     ] = None,
-    run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Show a run in a browser, live or ended, until Ctrl-C; or one of its episodes in a file.
 
     Example: tracegrad page demo-20260102-030405
     """
-    wiring = find_run(run, run_dir, runs_dir)
+    wiring = find_run(run, runs_dir)
     folder, name = wiring.run_dir, wiring.record.name
     if export is not None:
         from ..page.export import export_episode
@@ -48,7 +47,7 @@ def page(
         signal.signal(number, lambda *_: stop.set())
     at = port or free_port()
     link = f"http://127.0.0.1:{at}/?token={wiring.page_token}"
-    from ..history.broker import open_broker
+    from ..history.run_broker import open_broker
 
     try:
         if _is_over(wiring):
@@ -78,7 +77,7 @@ def _tell(link: str) -> None:
 
 def _is_over(wiring: Wiring) -> bool:
     """Whether the run has ended and can be shown: its broker is free, or another reader's and not needed at first."""
-    from ..history.broker import is_opened
+    from ..history.run_broker import is_opened
     from ..page.page_file import read_page_file
 
     folder = wiring.run_dir

@@ -1,4 +1,4 @@
-"""What of a source's log a replay reads, and how much that is.
+"""Which part of a source's log a replay reads, and how much that is.
 
 In: the request, the source's log. Out: a History: which episodes, and from where to where each partition is read.
 Invariant: fixed when it is asked, whatever is appended meanwhile. Failure: ConfigurationError where nothing
@@ -24,23 +24,17 @@ from tracegrad.schemas.topics import INPUTS, Stage
 from ..run.wiring import Wiring
 from .request import ReplayRequest
 
-__all__ = ["counted", "meant"]
+__all__ = ["select_history", "told_size", "window_of"]
 
 logger = logging.getLogger(__name__)
 
 
-def meant(request: ReplayRequest, source: Wiring) -> History:
+def select_history(request: ReplayRequest, source: Wiring) -> History:
     """What is to be read of the source. Blocks."""
     log, topics = source.log(is_history=True), source.topics
     # First: of a live source, what episodes were made of lies there before them.
     found = Recorded() if request.reclose else read_recorded(log, topics, source.keys)
-    raw = [topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
-    kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
-
-    def at(time_ms: int | None) -> Mapping[TopicPartition, int] | None:
-        return source.kafka().admin.offsets_at(kept, time_ms) if time_ms is not None else None
-
-    window = Window(begin=at(request.begin_ms), end=at(request.end_ms))
+    window, kept = window_of(source, request.begin_ms, request.end_ms)
     if request.where and not found.episodes:
         raise ConfigurationError(
             f"--where: expected episodes of run {source.record.name} to choose by what stands on them, got none"
@@ -58,12 +52,24 @@ def meant(request: ReplayRequest, source: Wiring) -> History:
         raise ConfigurationError(
             f"{request.asked}: expected groups that are meant so, got none of {len(found.episodes)} episodes{gone}"
         )
+    names = sorted({where.topic for where in kept})
     bounds = bounds_of(recorded, window, kept, source.run_dir.starts)
     if not any(at.end > at.begin for at in bounds.values()):
         raise ConfigurationError(
-            f"{request.asked}: expected records of run {source.record.name} on {', '.join(raw)}, got none{gone}"
+            f"{request.asked}: expected records of run {source.record.name} on {', '.join(names)}, got none{gone}"
         )
     return History(bounds=bounds, recorded=recorded)
+
+
+def window_of(source: Wiring, begin_ms: int | None, end_ms: int | None) -> tuple[Window, dict[TopicPartition, Offsets]]:
+    """What of the raw topics was written from one time to another, and all that there is of them now."""
+    log = source.log(is_history=True)
+    raw = [source.topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
+    kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
+    begin, end = (
+        source.kafka().admin.offsets_at(kept, at_ms) if at_ms is not None else None for at_ms in (begin_ms, end_ms)
+    )
+    return Window(begin=begin, end=end), kept
 
 
 def _gone(kept: Mapping[TopicPartition, Offsets], began: Mapping[TopicPartition, int]) -> str:
@@ -91,7 +97,7 @@ def _tell_cut(recorded: Recorded, kept: Mapping[TopicPartition, Offsets]) -> Non
             )
 
 
-def counted(history: History, source: Wiring) -> tuple[dict[str, Any], list[str]]:
+def told_size(history: History, source: Wiring) -> tuple[dict[str, Any], list[str]]:
     """How much there is to read: for machines, and for people."""
     records: Counter[str] = Counter()
     for where, at in history.bounds.items():

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.where import Term
 from tracegrad.trainer.history.config import Mode
 
 from ..history.request import DryRun, Only
@@ -27,11 +28,11 @@ from .run import Set, set_flags
 __all__ = [
     "From",
     "HistoryCommand",
-    "Meant",
+    "HistoryRange",
     "Source",
     "To",
     "check_window",
-    "meant_history",
+    "history_range",
     "moment_ms",
     "rate_of",
     "replay",
@@ -123,10 +124,14 @@ def replay(
     log_as(log_format, into, "replay")
     if grader is not None and reclose:
         raise ConfigurationError("--grader is for recorded episodes, --reclose makes others; leave one of them out")
-    meant = meant_history(from_, to, source_dir, runs_dir, into, where)
+    meant = history_range(from_, to, source_dir, runs_dir, into, where)
     settings = _settings_of(meant.source.settings, file, {"run": into, **set_flags(set_ or [])}, grader)
     request = ReplayRequest(
-        **_history_of(meant, where, mode),
+        source=meant.source.run_dir.path,
+        asked=meant.asked,
+        begin_ms=meant.begin_ms,
+        end_ms=meant.end_ms,
+        where=_terms(where, mode),
         rate=rate_of(rate),
         dry_run=dry_run,
         only=only,
@@ -138,17 +143,10 @@ def replay(
     raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
 
 
-def _history_of(meant: Meant, where: str | None, mode: Mode | None) -> dict[str, Any]:
-    """The fields of a request that say which part of whose past it is. Raises ConfigurationError."""
+def _terms(where: str | None, mode: Mode | None) -> tuple[Term, ...]:
     from tracegrad.consumers.history.where import terms_of
 
-    return {
-        "source": meant.source.run_dir.path,
-        "asked": meant.asked,
-        "begin_ms": meant.begin_ms,
-        "end_ms": meant.end_ms,
-        "where": terms_of(where, may_see_outcome=mode == "filter") if where else (),
-    }
+    return terms_of(where, may_see_outcome=mode == "filter") if where else ()
 
 
 def _settings_of(source: RunSettings, file: Path | None, flags: dict[str, Any], grader: str | None) -> RunSettings:
@@ -166,7 +164,7 @@ def _settings_of(source: RunSettings, file: Path | None, flags: dict[str, Any], 
     return load_over(source, flags, unused=_ASKED_NOTHING)
 
 
-class Meant(NamedTuple):
+class HistoryRange(NamedTuple):
     """Of which run, and which part of its past."""
 
     source: Wiring
@@ -176,14 +174,14 @@ class Meant(NamedTuple):
     end_ms: int | None
 
 
-def meant_history(
+def history_range(
     from_: str,
     to: str | None,
     source_dir: Path | None,
     runs_dir: Path,
     into: str | None = None,
     where: str | None = None,
-) -> Meant:
+) -> HistoryRange:
     """What these options name; `into` is the new run's name. Raises ConfigurationError."""
     from ..history.request import known_source
 
@@ -198,8 +196,8 @@ def meant_history(
     begin_ms = moment_ms(begin, "--from", now, "run:NAME, earliest, ") if begin != "earliest" else None
     end_ms = moment_ms(to, "--to", now) if to else None
     check_window(begin_ms, end_ms)
-    return Meant(
-        source=find_run(named, source_dir, runs_dir),
+    return HistoryRange(
+        source=find_run(named or (str(source_dir) if source_dir else None), runs_dir),
         asked=shlex.join(asked),
         begin_ms=begin_ms,
         end_ms=end_ms,
