@@ -49,11 +49,11 @@ def steps(lines: list[dict[str, Any]]) -> list[int]:
 
 def test_a_run_of_the_first_release_is_audited_replayed_and_resumed(folder: Path) -> None:
     """Every id is accounted for; `same` makes its weights again, bit for bit; a third step follows its two."""
-    (audit,) = told(folder, "audit", "--run", "runs/recorded")
+    (audit,) = told(folder, "audit", "runs/recorded")
     assert audit["calls"]["total"] == 24 and audit["missing"] == []
     same = told(folder, "replay", "--from", "run:recorded", "--into", "again", "--mode", "same", "--runs-dir", "runs")
     assert steps(same) == [1, 2]
     resumed = told(folder, "train", "tracegrad.toml", "--runs-dir", "runs", "--steps", "3")
     assert steps(resumed)[-1] == 3
-    (audit,) = told(folder, "audit", "--run", "runs/recorded")
+    (audit,) = told(folder, "audit", "runs/recorded")
     assert audit["calls"]["total"] >= 36 and audit["missing"] == []
