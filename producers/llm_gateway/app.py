@@ -69,12 +69,13 @@ from .api.responses.write import RESPONSES
 from .calls import CallServer
 from .chat import ChatEndpoints
 from .config import GRACE_S, LlmConfig, LlmHandles, PolicyConfig
-from .engines.client import EngineClient, waits_until
+from .engines.client import EngineClient
+from .engines.engine import RENDER_TIMEOUT_S, waits_until
 from .engines.generate import KnownVersions
+from .engines.vllm import VllmEngine
 from .identity import claims_of
 from .models import Models
 from .parts import Parts
-from .render.engine_render import RENDER_TIMEOUT_S
 from .render.local_render import prove
 from .respond import problem_of, problem_response
 from .upstream.pass_on import ROUTES, UpstreamCalls
@@ -99,7 +100,8 @@ class Gateway:
         self.parts = parts
         self.versions = KnownVersions(parts.policy.name, topics=parts.topics, log=parts.log, metrics=parts.metrics)
         self._client = EngineClient(parts.handles.engines, metrics=parts.metrics, health_s=parts.config.engine_health_s)
-        self._calls = CallServer(parts, self._client, self.versions)
+        self._engine = VllmEngine(self._client)
+        self._calls = CallServer(parts, self._engine, self.versions)
         self._upstreams = UpstreamCalls(parts)
         self._chat = ChatEndpoints(parts, self._calls, self._upstreams, APIS[0])
         self._events = AgentEvents(parts)
@@ -237,12 +239,12 @@ class Gateway:
         """Lets the gateway render once that is proved equal to the engine, which may come up long after it."""
         while self.parts.handles.renders_locally:
             folder = self.versions.folder(self.parts.handles.weight_root)
-            limit = await self._client.context_length() if folder else None
+            limit = await self._engine.context_length() if folder else None
             if folder and limit:
                 with contextlib.suppress(UnavailableError):
-                    engine, waits = self._calls.renderer, waits_until("", RENDER_TIMEOUT_S)
-                    local = await prove(folder, engine, waits, max_tokens=limit)
-                    self._calls.renderer = local or engine
+                    waits = waits_until("", RENDER_TIMEOUT_S)
+                    local = await prove(folder, self._engine, waits, max_tokens=limit)
+                    self._calls.renderer = local or self._calls.renderer
                     self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
                     return
             await self.versions.changed(_PROOF_RETRY_S)

@@ -36,17 +36,15 @@ from tracegrad.schemas.topics import Topic
 from .api.chat_request import ChatRequest, Message
 from .api.events import TOO_LONG, Started
 from .captured.leaves import Leaf, Said
-from .engines.client import EngineClient, waits_until
+from .engines.chat_form import asks_grammar
+from .engines.engine import Engine, ParsedMessage, Sampled, Sampling, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
 from .identity import Caller
-from .outcomes import Answer
 from .parts import Parts
-from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled, asks_grammar
-from .render.finish import Served, events_of, finish, merged, started
+from .render.finish import Answer, Served, events_of, finish, merged, started
 from .render.live import Hearing, Live
-from .sampling import Sampling, decide, engine_parameters, sampled_as
-from .sessions import Session
-from .splice import (
+from .render.renderer import Renderer
+from .render.splice import (
     EarlierCall,
     Prompt,
     SpliceHistory,
@@ -55,6 +53,8 @@ from .splice import (
     splice_context,
     tell,
 )
+from .sampling import decide, sampled_as
+from .sessions import Session
 
 __all__ = ["CallServer"]
 
@@ -78,10 +78,10 @@ class _Drawn(NamedTuple):
 class CallServer:
     """Serves calls. One per gateway, in one event loop."""
 
-    def __init__(self, parts: Parts, client: EngineClient, versions: KnownVersions) -> None:
-        self.renderer: Renderer = EngineRenderer(client)
+    def __init__(self, parts: Parts, engine: Engine, versions: KnownVersions) -> None:
+        self.renderer: Renderer = engine
         self._parts = parts
-        self._generator = Generator(parts.config, client, versions, parts.metrics)
+        self._generator = Generator(parts.config, engine, versions, parts.metrics)
 
     async def serve(
         self,
@@ -210,8 +210,7 @@ class CallServer:
         begins = started(call_id, request.model or self._parts.policy.name, len(ids))
         text = renderer.live(request, ids) if live else None
         hearer = Hearing(live, begins, text) if live and text else None
-        parameters = engine_parameters(sampling)
-        generation = await self._generator.generate(purpose, ids, parameters, waits, hearer)
+        generation = await self._generator.generate(purpose, ids, sampling, waits, hearer)
         said = generation.ids
         if generation.has_terminal:
             self._parts.ends.saw(said[-1])
@@ -269,7 +268,7 @@ class CallServer:
             session.conversations.keep(answer.call_id, whole, caller.scope)
         ends = session.history.remember(asked, message, call, answer.stop_text, request.wishes.stop)
         for end in ends if session.is_unnamed and not live.is_left else ():
-            self._parts.sessions.leaves.add(Leaf(Said(caller.scope, end, call.tool_call_ids), session.key))
+            self._parts.leaves.add(Leaf(Said(caller.scope, end, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 

@@ -51,10 +51,10 @@ from .outcomes import Watch
 from .parts import Parts, halved
 from .render.finish import Served
 from .render.live import Live
+from .render.splice import SpliceHistory
 from .respond import CallResponse, problem_of, problem_response, status_of
 from .sampling import unforced, without_strict
 from .sessions import Session
-from .splice import SpliceHistory
 from .upstream.pass_on import PassedOn, UpstreamCalls
 
 __all__ = ["ChatEndpoints"]
@@ -85,7 +85,7 @@ class ChatEndpoints:
         self._calls = calls
         self._upstreams = upstreams
         self._wording = wording
-        self._captured = CapturedConversations(parts.sessions, parts.metrics)
+        self._captured = CapturedConversations(parts.sessions, parts.leaves, parts.metrics)
         self._models = Models(parts.policy, parts.handles.upstreams)
         self._num_inflight = {True: 0, False: 0}
         """Of attempts, and of others."""
@@ -283,7 +283,7 @@ class ChatEndpoints:
     def _give_back(self, taken: list[Leaf]) -> None:
         """Nobody has the answer, or will: the client asks the same again."""
         while taken:
-            self._parts.sessions.leaves.add(taken.pop())
+            self._parts.leaves.add(taken.pop())
 
     @property
     def num_inflight(self) -> int:

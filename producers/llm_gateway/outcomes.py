@@ -17,20 +17,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.ids import CallId, new_call
 from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.metrics import CALL_OUTCOMES_DROPPED, Metrics
-from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallOutcome, ToolCall
+from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallOutcome
 from tracegrad.schemas.records.tokens import Ids
 from tracegrad.schemas.topics import Topic
 
 from .identity import Caller
+from .render.finish import Answer
 
-__all__ = ["Answer", "AttemptCalls", "Outcomes", "Retries", "Watch"]
+__all__ = ["AttemptCalls", "Outcomes", "Retries", "Watch"]
 
 _OPEN_AFTER_S = 5.0
 _RETRY_S = 1.0
@@ -41,22 +40,6 @@ _MAX_AT_ONCE = 500
 _MAX_REMEMBERED = 32
 """Calls of a conversation that may have been asked again."""
 Append = Callable[..., asyncio.Future[Position]]
-
-
-class Answer(msgspec.Struct, kw_only=True):
-    """One finished answer as the agent gets it, and as `/end` tells of it."""
-
-    call_id: CallId
-    outcome: CallOutcome = CallOutcome.CLIENT_DISCONNECTED
-    content: str | None
-    reasoning: str | None
-    tool_calls: tuple[ToolCall, ...]
-    finish_reason: str
-    sampled_tokens: int
-    is_cut: bool
-    """The agent sees less than was sampled (a stop string, dropped tool calls)."""
-    stop_text: str = ""
-    """As CallRecord.stop_text."""
 
 
 class _Registered(NamedTuple):

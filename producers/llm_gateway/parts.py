@@ -12,10 +12,11 @@ from tracegrad.schemas.metrics import CALLS_UNACKNOWLEDGED, Metrics
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..budget import Budget
+from .captured.leaves import Leaves
 from .config import LlmConfig, LlmHandles, PolicyConfig
 from .outcomes import Outcomes
+from .render.splice import EndOfMessage
 from .sessions import Sessions
-from .splice import EndOfMessage
 
 __all__ = ["Parts", "halved"]
 
@@ -42,6 +43,7 @@ class Parts:
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
         self.outcomes = Outcomes(self.append, self.metrics)
         self.ends = EndOfMessage()
+        self.leaves = Leaves()
         self.process = secrets.token_hex(8)
         """Drawn for this process: by it a runner sees that another one answers."""
 

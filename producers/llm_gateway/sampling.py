@@ -15,25 +15,9 @@ from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 
 from .api.chat_request import ChatRequest, NamedTool, ToolUse
 from .config import PolicyConfig
+from .engines.engine import Sampling
 
-__all__ = ["Sampling", "decide", "engine_parameters", "sampled_as", "unforced", "without_strict"]
-
-
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision for one call."""
-
-    used: SamplingParameters
-    filters: dict[str, Any]
-    """Logit filters of a captured agent, passed on as they are; with any, the logprobs are not the policy's own."""
-    top_logprobs: int | None
-    """None: the agent wants no logprobs."""
-    grammar: Any
-    """What the engine derived from the request (`structured_outputs`); None when it asks for none."""
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether the logprobs are others than the policy's."""
-        return self.grammar is not None or bool(self.filters)
+__all__ = ["decide", "sampled_as", "unforced", "without_strict"]
 
 
 def sampled_as(purpose: Purpose, *, trains_captured: bool) -> Purpose:
@@ -78,15 +62,3 @@ def unforced(request: ChatRequest) -> ChatRequest:
     if is_named or (choice is ToolUse.REQUIRED and tools):
         return msgspec.structs.replace(request, tool_choice=ToolUse.AUTO)
     return request
-
-
-def engine_parameters(sampling: Sampling) -> dict[str, Any]:
-    """`sampling_params` of the engine's generate request; every field is written, so no default applies."""
-    used = msgspec.structs.asdict(sampling.used)
-    parameters = {name: value for name, value in used.items() if value is not None and value != ()}
-    # Only a search for stop strings needs text, and text costs the engine time.
-    parameters |= {"n": 1, "logprobs": sampling.top_logprobs or 0, "detokenize": "stop" in parameters}
-    parameters |= sampling.filters
-    if sampling.grammar is not None:
-        parameters["structured_outputs"] = sampling.grammar
-    return parameters

@@ -27,12 +27,12 @@ from tracegrad.schemas.records.calls import CallOutcome, Purpose
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.records.tokens import Ids
 
-from .captured.leaves import Leaves
 from .config import LlmConfig
 from .conversations import Conversations
 from .identity import Caller
-from .outcomes import Answer, AttemptCalls, Retries
-from .splice import SpliceHistory
+from .outcomes import AttemptCalls, Retries
+from .render.finish import Answer
+from .render.splice import SpliceHistory
 
 __all__ = ["Session", "Sessions"]
 
@@ -175,7 +175,6 @@ class Sessions:
         self._metrics = metrics
         self._attempts: OrderedDict[str, Session] = OrderedDict()
         self._captured: OrderedDict[str, Session] = OrderedDict()
-        self.leaves = Leaves()
         self._num_ids = 0
 
     @property

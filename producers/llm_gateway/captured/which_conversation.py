@@ -21,9 +21,9 @@ from tracegrad.schemas.metrics import CALLS_JOINED, Metrics
 
 from ..api.chat_request import ChatRequest
 from ..identity import Caller
+from ..render.splice import last_said, splice_context
 from ..sessions import Session, Sessions
-from ..splice import last_said, splice_context
-from .leaves import Leaf, Said
+from .leaves import Leaf, Leaves, Said
 
 __all__ = ["CapturedConversations", "Nesting", "is_named"]
 
@@ -81,8 +81,9 @@ class Nesting:
 class CapturedConversations:
     """Those of one gateway."""
 
-    def __init__(self, sessions: Sessions, metrics: Metrics) -> None:
+    def __init__(self, sessions: Sessions, leaves: Leaves, metrics: Metrics) -> None:
         self._sessions = sessions
+        self._leaves = leaves
         self._metrics = metrics
         self.nesting = Nesting()
 
@@ -104,7 +105,7 @@ class CapturedConversations:
         if caller.conversation_key or caller.rollout_id:
             return caller, sessions.captured(caller.key), []
         said = last_said(splice_context(request), request.messages)
-        leaf = sessions.leaves.take(Said(caller.scope, *said)) if said else None
+        leaf = self._leaves.take(Said(caller.scope, *said)) if said else None
         joined = leaf.key if leaf else self._key_of_tools(caller, request)
         if joined is not None and (caller.trace_id is None or sessions.known(caller.key) is None):
             # Also in a trace that is new here: many a client begins one for each request.

@@ -27,25 +27,11 @@ from tracegrad.schemas.retry import retry_async
 
 from ..api.events import TOO_LONG
 from ..config import EngineRef
+from .engine import Waits
 from .health import EngineHealth
 
-__all__ = [
-    "DERENDER",
-    "DETOKENIZE",
-    "GENERATE",
-    "RENDER",
-    "TOKENIZE",
-    "EngineClient",
-    "Waits",
-    "fault",
-    "waits_until",
-]
+__all__ = ["EngineClient", "fault"]
 
-RENDER = "/v1/chat/completions/render"
-GENERATE = "/inference/v1/generate"
-DERENDER = "/v1/chat/completions/derender"
-TOKENIZE = "/tokenize"
-DETOKENIZE = "/detokenize"
 _MAX_FAULTS = 3
 """A 500 so often is no accident: the engine's template or parser fails on this input."""
 _FIRST_S = 0.05
@@ -57,28 +43,13 @@ _JSON = {"content-type": "application/json"}
 T = TypeVar("T")
 
 
-class Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to send a call's requests, and for how long."""
-
-    sticky: str
-    """Whose calls prefer the same engine, for its prefix cache: a rollout's, a conversation's; the same after a
-    restart."""
-    deadline: float
-    """`time.monotonic()` after which waiting for an engine ends."""
-
-
-def waits_until(sticky: str, wait_s: float) -> Waits:
-    """Waits of a call that begins now."""
-    return Waits(sticky=sticky, deadline=time.monotonic() + wait_s)
-
-
 class EngineClient:
     """All engines of the gateway, reached within `async with`."""
 
     _session: aiohttp.ClientSession
 
     def __init__(self, engines: tuple[EngineRef, ...], *, metrics: Metrics, health_s: float) -> None:
-        self._engines = engines
+        self.engines = engines
         self._metrics = metrics
         self._health = EngineHealth(engines, answers_within_s=health_s)
 
@@ -94,11 +65,6 @@ class EngineClient:
         await self._health.close()
         await self._session.close()
 
-    @property
-    def num_engines(self) -> int:
-        """All, also those that are away."""
-        return len(self._engines)
-
     def _in_order(self, waits: Waits, avoid: Collection[str]) -> list[EngineRef]:
         """The session's engines, best first: not to be avoided, known to be there, by its own order, which moves no
         other session's calls when an engine goes or comes (rendezvous hashing)."""
@@ -107,7 +73,7 @@ class EngineClient:
             own = zlib.crc32(f"{waits.sticky}/{engine.id}".encode())
             return not self._health.is_here(engine), engine.id in avoid, own
 
-        return sorted(self._engines, key=rank)
+        return sorted(self.engines, key=rank)
 
     async def post(
         self, path: str, body: Any, waits: Waits, *, timeout_s: float, avoid: Collection[str] = ()
@@ -168,9 +134,9 @@ class EngineClient:
 
     def _next(self, waits: Waits, avoid: Collection[str], failed: list[str]) -> EngineRef:
         """The best engine that has not failed this call; once all have, they are tried anew."""
-        if len(failed) == len(self._engines):
+        if len(failed) == len(self.engines):
             failed.clear()
-        return self._in_order(waits, [*avoid, *failed])[0] if len(self._engines) > 1 else self._engines[0]
+        return self._in_order(waits, [*avoid, *failed])[0] if len(self.engines) > 1 else self.engines[0]
 
     async def _ask_once(
         self,
@@ -193,23 +159,8 @@ class EngineClient:
             raise UnavailableError(f"engine {engine.id}: {path} gave {type(error).__name__}") from error
         raise fault(engine, path, response.status, answer)
 
-    async def label(self, engine: EngineRef) -> str | None:
-        """The engine's weight label, or None when it does not tell (no developer routes) or is away."""
-        answer = await self._get(engine, "/weight_info")
-        return str(answer["weight_version"]) if isinstance(answer, dict) and "weight_version" in answer else None
-
-    async def context_length(self) -> int | None:
-        """The shortest context window of the engines, or None while one does not tell."""
-        lengths: list[int] = []
-        for engine in self._engines:
-            answer = await self._get(engine, "/v1/models")
-            try:
-                lengths.append(int(answer["data"][0]["max_model_len"]))
-            except (KeyError, IndexError, TypeError, ValueError):
-                return None
-        return min(lengths)
-
-    async def _get(self, engine: EngineRef, path: str) -> Any:
+    async def get(self, engine: EngineRef, path: str) -> Any:
+        """The JSON that one engine gives at once; None: it gives none."""
         url, timeout = engine.url.rstrip("/") + path, aiohttp.ClientTimeout(total=5.0)
         try:
             async with self._session.get(url, headers=bearer(engine.token), timeout=timeout) as response:

@@ -17,9 +17,7 @@ import logging
 import math
 import threading
 import time
-from typing import Any
 
-import aiohttp
 import msgspec
 
 from tracegrad.schemas.errors import DivergedError, FatalError, UnavailableError
@@ -33,8 +31,7 @@ from tracegrad.schemas.records.weights import WEIGHTS, Lineage, folder_of
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..config import EngineRef, LlmConfig
-from .client import GENERATE, EngineClient, Waits
-from .stream import Choice, Hearer, LogprobEntry, Span, read_stream
+from .engine import Choice, Engine, Hearer, LogprobEntry, Sampling, Span, Waits
 
 __all__ = ["Generation", "Generator", "KnownVersions"]
 
@@ -45,13 +42,6 @@ _NO_LOGPROB = -9000.0
 """vLLM writes -9999 for a logprob that is missing, NaN or minus infinity: nothing can be trained on it."""
 _MAX_NOT_FINITE = 64
 """Answers in a row, under labels of the policy, without finite logprobs: about one from each rollout that runs."""
-
-
-class _GenerateAnswer(msgspec.Struct):
-    choices: list[Choice]
-
-
-_GENERATE_ANSWER = msgspec.json.Decoder(_GenerateAnswer)
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,9 +108,9 @@ class KnownVersions:
 class Generator:
     """Samples for all calls of a gateway."""
 
-    def __init__(self, config: LlmConfig, client: EngineClient, known: KnownVersions, metrics: Metrics) -> None:
+    def __init__(self, config: LlmConfig, engine: Engine, known: KnownVersions, metrics: Metrics) -> None:
         self._config = config
-        self._client = client
+        self._engine = engine
         self._known = known
         self._metrics = metrics
         self._num_not_finite = 0
@@ -129,28 +119,30 @@ class Generator:
         self,
         purpose: Purpose,
         ids: list[int],
-        parameters: dict[str, Any],
+        sampling: Sampling,
         waits: Waits,
         hearer: Hearer | None = None,
     ) -> Generation:
         """Samples until an answer bears a known label, within the call's wait.
 
         Args:
-            parameters: the request's `sampling_params`.
             hearer: is told of the answer as it is sampled, once the engine's label is known; whatever fails after its
                 first word is not tried again.
         Raises:
             EngineRefusal: the engine finds fault with the request.
             UnavailableError: no engine gave a usable answer in time.
         """
-        body = {"token_ids": ids, "sampling_params": parameters, "stream": hearer is not None}
         is_last, refused = hearer.begun if hearer is not None else None, set[str]()
-        read = functools.partial(self._read, purpose, hearer)
         # Not by `retry`: what lies between two tries is no pause, but the wait for an engine whose label is known.
         while True:
-            timeout_s = self._config.generate_timeout_s
-            answer, engine = await self._client.ask(
-                GENERATE, body, waits, read, timeout_s=timeout_s, avoid=refused, is_last=is_last
+            answer, engine = await self._engine.generate(
+                ids,
+                sampling,
+                waits,
+                timeout_s=self._config.generate_timeout_s,
+                may_hear=functools.partial(self._is_labelled, purpose),
+                hearer=hearer,
+                avoid=refused,
             )
             try:
                 if isinstance(answer, Exception):
@@ -161,24 +153,12 @@ class Generator:
                 if is_last is not None and is_last.is_set():
                     raise
                 _LOGGER.warning("an answer of engine %s is refused, trying again: %s", engine.id, error)
-                if engine.id in refused or self._client.num_engines == 1:
+                if engine.id in refused or self._engine.num_engines == 1:
                     # Each that is here was asked.
                     await self._until_labelled(purpose, engine, waits, error)
                     refused.clear()
                 else:
                     refused.add(engine.id)
-
-    async def _read(
-        self, purpose: Purpose, hearer: Hearer | None, engine: EngineRef, response: aiohttp.ClientResponse
-    ) -> Choice | Exception:
-        """An error is a result where another try at once, which `ask` makes of what is raised, helps nobody."""
-        try:
-            if hearer is None:
-                return _GENERATE_ANSWER.decode(await response.read()).choices[0]
-            is_told = await self._is_labelled(purpose, engine)
-        except (msgspec.MsgspecError, IndexError, UnavailableError) as error:
-            return error
-        return await read_stream(engine, response, hearer if is_told else None)
 
     async def _check(self, purpose: Purpose, choice: Choice, engine: EngineRef) -> Generation:
         """The choice as a Generation. Raises UnavailableError when it cannot be used."""
@@ -207,7 +187,7 @@ class Generator:
     async def _is_labelled(self, purpose: Purpose, engine: EngineRef) -> bool:
         """Whether what the engine samples can be told before its label comes, with its end. Raises UnavailableError
         for a label that is not the policy's."""
-        label = await self._client.label(engine)
+        label = await self._engine.label(engine)
         if label is not None:
             await self._versions(purpose, [Span(version=label, start=0)])
         return label is not None or purpose is Purpose.UNKNOWN
@@ -246,7 +226,7 @@ class Generator:
         """Waits until generating again has a chance: the engine bears a known label, or does not tell its label."""
         while time.monotonic() < waits.deadline:
             await asyncio.sleep(_LABEL_POLL_S)
-            label = await self._client.label(engine)
+            label = await self._engine.label(engine)
             if label is None or purpose is Purpose.UNKNOWN or self._known.of(label):
                 return
         raise UnavailableError(f"no engine gave a usable answer in time: {error}") from error

@@ -8,9 +8,7 @@ it; EngineRefusal for what it says is the request's fault.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator
-from typing import Protocol
 
 import aiohttp
 import msgspec
@@ -18,51 +16,14 @@ import msgspec
 from tracegrad.schemas.errors import UnavailableError
 
 from ..config import EngineRef
-from .client import GENERATE, fault
+from .client import fault
+from .engine import Choice, Hearer, Logprobs
 
-__all__ = ["Alternative", "Choice", "Hearer", "LogprobEntry", "Logprobs", "Span", "read_stream"]
+__all__ = ["GENERATE", "read_stream"]
+
+GENERATE = "/inference/v1/generate"
 
 _DONE = b"[DONE]"
-
-
-class Alternative(msgspec.Struct):
-    """A token that might have been sampled, or was."""
-
-    token_id: int
-    logprob: float
-    rank: int | None = None
-
-
-class LogprobEntry(msgspec.Struct):
-    """Of a sampled token."""
-
-    token_id: int
-    logprob: float
-    top_logprobs: list[Alternative] = []
-    """As many as were asked for, but one at least."""
-
-
-class Logprobs(msgspec.Struct):
-    """Of each sampled token."""
-
-    content: list[LogprobEntry]
-
-
-class Span(msgspec.Struct):
-    """From `start` on the tokens bear this label."""
-
-    version: str
-    start: int
-
-
-class Choice(msgspec.Struct):
-    """An answer as an engine gives it, whole or as a piece of a stream."""
-
-    token_ids: list[int]
-    logprobs: Logprobs
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    weight_versions: list[Span] | None = None
 
 
 class _Fault(msgspec.Struct):
@@ -75,19 +36,6 @@ class _Chunk(msgspec.Struct):
 
 
 _CHUNK: msgspec.json.Decoder[_Chunk] = msgspec.json.Decoder(_Chunk)
-
-
-class Hearer(Protocol):
-    """Who is told of an answer while it is sampled."""
-
-    begun: threading.Event
-    """Somebody has seen a part of the answer: it cannot be sampled again."""
-
-    def restart(self) -> None:
-        """An answer begins, instead of any before it."""
-
-    def hear(self, ids: list[int]) -> None:
-        """It goes on with these ids, none of which is its terminal token."""
 
 
 async def read_stream(engine: EngineRef, response: aiohttp.ClientResponse, hearer: Hearer | None) -> Choice:

@@ -23,9 +23,9 @@ from typing import NamedTuple
 from tracegrad.schemas.errors import EngineRefusal
 
 from ..api.chat_request import ChatRequest, Message
-from ..engines.client import Waits
-from .engine_render import Renderer
+from ..engines.engine import Waits
 from .normalise import Refused
+from .renderer import Renderer
 
 __all__ = ["EndOfMessage", "Ending", "Rest", "end_of_message", "rest_after", "rest_after_changed"]
 

@@ -18,11 +18,26 @@ from tracegrad.schemas.records.calls import CallOutcome, ToolCall
 
 from ..api.chat_request import ChatRequest, NamedTool, ToolUse
 from ..api.events import ChoiceBegins, ChoiceEnds, Event, Finished, Reasoning, Started, Text, ToolCalled
+from ..engines.engine import ParsedMessage
 from ..engines.generate import Generation
-from ..outcomes import Answer
-from .engine_render import ParsedMessage
 
-__all__ = ["Served", "events_of", "finish", "merged", "started"]
+__all__ = ["Answer", "Served", "events_of", "finish", "merged", "started"]
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """One finished answer as the agent gets it, and as `/end` tells of it."""
+
+    call_id: CallId
+    outcome: CallOutcome = CallOutcome.CLIENT_DISCONNECTED
+    content: str | None
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    sampled_tokens: int
+    is_cut: bool
+    """The agent sees less than was sampled (a stop string, dropped tool calls)."""
+    stop_text: str = ""
+    """As CallRecord.stop_text."""
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,9 +27,10 @@ from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.records.calls import ToolCall
 
 from ..api.chat_request import ChatRequest, Message, Tool, ToolUse
-from ..engines.client import Waits
-from .engine_render import ParsedMessage, Rendered, Renderer, Sampled, engine_fields, message_form
+from ..engines.chat_form import engine_fields, message_form
+from ..engines.engine import ParsedMessage, Rendered, Sampled, Waits
 from .live import LiveText, Step
+from .renderer import Renderer
 
 __all__ = ["LocalRenderer", "LocalTemplate", "can_render", "load", "prove"]
 

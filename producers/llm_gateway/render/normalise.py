@@ -25,8 +25,8 @@ from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.records.calls import ToolCall
 
 from ..api.chat_request import ChatRequest, Message, OtherPart, TextPart, Tool
-from ..engines.client import Waits
-from .engine_render import Renderer
+from ..engines.engine import Waits
+from .renderer import Renderer
 
 __all__ = ["Refused", "normalised", "odd_results"]
 

@@ -8,7 +8,7 @@ import pytest
 from tests.producers.keys import RUN_HASH
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, full_prompt
 from tests.streams.make import Streams, config, event, reward
-from tracegrad.producers.llm_gateway.splice import Match, SpliceHistory
+from tracegrad.producers.llm_gateway.render.splice import Match, SpliceHistory
 from tracegrad.schemas.records.calls import CallRecord, SpliceOutcome
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes

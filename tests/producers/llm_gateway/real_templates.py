@@ -14,8 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
-from tracegrad.producers.llm_gateway.engines.client import Waits
-from tracegrad.producers.llm_gateway.render.engine_render import Rendered, chat_form
+from tracegrad.producers.llm_gateway.engines.chat_form import chat_form
+from tracegrad.producers.llm_gateway.engines.engine import Rendered, Waits
 from tracegrad.schemas.errors import EngineRefusal
 
 __all__ = ["FOLDER", "NOW", "RealTemplate", "load"]

@@ -12,8 +12,7 @@ from tests.fake_engine.scripted import EngineFault, ScriptedEngine
 from tests.fake_engine.tokenizer import toy_decoder
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, ROLLOUT, Rig, rig
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
-from tracegrad.producers.llm_gateway.engines.client import Waits
-from tracegrad.producers.llm_gateway.render.engine_render import Rendered
+from tracegrad.producers.llm_gateway.engines.engine import Rendered, Waits
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate
 
 __all__ = ["BODIES", "PATH", "Script", "Stream", "live_rig"]

@@ -10,8 +10,7 @@ import pytest
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.events import Finished, Started, Text
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.outcomes import Answer
-from tracegrad.producers.llm_gateway.render.finish import Served
+from tracegrad.producers.llm_gateway.render.finish import Answer, Served
 from tracegrad.producers.llm_gateway.render.live import Live
 from tracegrad.producers.llm_gateway.respond import CallResponse
 from tracegrad.schemas.errors import RequestError

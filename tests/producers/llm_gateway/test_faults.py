@@ -15,7 +15,8 @@ from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
 from tracegrad.producers.llm_gateway.config import EngineRef
 from tracegrad.producers.llm_gateway.engines import generate
-from tracegrad.producers.llm_gateway.engines.client import EngineClient, waits_until
+from tracegrad.producers.llm_gateway.engines.client import EngineClient
+from tracegrad.producers.llm_gateway.engines.engine import waits_until
 from tracegrad.schemas.errors import DivergedError, EngineRefusal, OverloadedError, UnavailableError
 from tracegrad.schemas.metrics import (
     ENGINE_AWAY,

@@ -12,9 +12,7 @@ from tokenizers import Tokenizer
 from tests.producers.llm_gateway.taught_model import DATA, TOOLS
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.engines.client import waits_until
-from tracegrad.producers.llm_gateway.engines.stream import LogprobEntry
-from tracegrad.producers.llm_gateway.render.engine_render import ParsedMessage, Rendered, Sampled
+from tracegrad.producers.llm_gateway.engines.engine import LogprobEntry, ParsedMessage, Rendered, Sampled, waits_until
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate, can_render, load, prove
 from tracegrad.schemas.errors import EngineRefusal
 

@@ -18,7 +18,7 @@ from tracegrad.producers.llm_gateway.api.messages.read import read as read_messa
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
 from tracegrad.producers.llm_gateway.render.normalise import Refused, normalised, odd_results
-from tracegrad.producers.llm_gateway.splice import (
+from tracegrad.producers.llm_gateway.render.splice import (
     EarlierCall,
     EndOfMessage,
     SpliceHistory,

@@ -20,7 +20,7 @@ from tracegrad.producers.llm_gateway.api.chat_request import (
 )
 from tracegrad.producers.llm_gateway.api.events import Event, Failed, Problem, Reasoning, Text
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.render.engine_render import chat_form
+from tracegrad.producers.llm_gateway.engines.chat_form import chat_form
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import ToolCall
 

@@ -12,7 +12,7 @@ from tracegrad.producers.llm_gateway.api.messages.write import MESSAGES
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
 from tracegrad.producers.llm_gateway.api.responses.write import RESPONSES
-from tracegrad.producers.llm_gateway.render.engine_render import chat_form
+from tracegrad.producers.llm_gateway.engines.chat_form import chat_form
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import new_tool_call, next_tool_call
 from tracegrad.schemas.records.calls import ToolCall

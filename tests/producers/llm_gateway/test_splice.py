@@ -21,7 +21,7 @@ from tracegrad.producers.llm_gateway.render.answer_end import (
     rest_after,
     rest_after_changed,
 )
-from tracegrad.producers.llm_gateway.splice import (
+from tracegrad.producers.llm_gateway.render.splice import (
     EarlierCall,
     Match,
     SpliceHistory,

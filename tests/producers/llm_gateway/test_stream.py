@@ -155,7 +155,7 @@ async def test_an_engine_that_hides_its_label_is_heard_at_the_end(monkeypatch: p
         async def hides(engine: Any) -> None:
             return None
 
-        monkeypatch.setattr(r.gateway._client, "label", hides)
+        monkeypatch.setattr(r.gateway._engine, "label", hides)
         r.engine.replies.append(Reply("hello"))
         stream = Stream(r)
         await until(lambda: r.asked(GENERATE))

@@ -13,7 +13,7 @@ from tests.producers.llm_gateway.harness import rig
 from tests.producers.llm_gateway.strictly import server_sent
 from tests.versions import label
 from tracegrad.producers.llm_gateway.api.events import TOO_LONG, Failed, Problem
-from tracegrad.producers.llm_gateway.api.messages.write import write_error
+from tracegrad.producers.llm_gateway.api.messages.write import MESSAGES as ANTHROPIC
 from tracegrad.producers.llm_gateway.api.responses.write import RESPONSES
 
 LIMIT = 200
@@ -91,7 +91,7 @@ def test_a_stream_of_responses_that_fails_has_the_code() -> None:
 def test_each_of_the_engines_ways_to_say_it_is_read(said: str, words: str) -> None:
     """Where it tells characters alone, the prompt has one token too many at least."""
     problem = Problem(status=400, message=said, code=TOO_LONG)
-    assert json.loads(write_error(problem))["error"]["message"] == words
+    assert json.loads(ANTHROPIC.error(problem))["error"]["message"] == words
 
 
 async def test_a_prompt_that_fits_is_sampled_from() -> None:

@@ -30,11 +30,12 @@ from tracegrad.schemas.metrics import PROMPT_NOTES, SPLICES, Metrics
 from tracegrad.schemas.records.calls import SpliceOutcome
 from tracegrad.schemas.records.tokens import Ids
 
-from .api.chat_request import ChatRequest, Message, OtherPart, TextPart, ToolUse
-from .engines.client import Waits
-from .render.answer_end import Ending, EndOfMessage, Rest, rest_after, rest_after_changed
-from .render.engine_render import Rendered, Renderer, engine_fields
-from .render.normalise import normalised, odd_results
+from ..api.chat_request import ChatRequest, Message, OtherPart, TextPart, ToolUse
+from ..engines.chat_form import engine_fields
+from ..engines.engine import Rendered, Waits
+from .answer_end import Ending, EndOfMessage, Rest, rest_after, rest_after_changed
+from .normalise import normalised, odd_results
+from .renderer import Renderer
 
 __all__ = [
     "EarlierCall",

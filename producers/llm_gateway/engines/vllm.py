@@ -1,0 +1,201 @@
+"""vLLM as an Engine: its template, tool parser and sampler over HTTP.
+
+In and out: see Engine. Of the render's answer only the ids count, and the grammar that vLLM derives from
+`response_format`, `tool_choice` and the like. Failure: EngineRefusal for a request that the template refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Annotated, Any, TypeVar
+
+import aiohttp
+import msgspec
+from msgspec import Meta
+
+from tracegrad.schemas.errors import EngineRefusal, UnavailableError
+
+from ..api.chat_request import ChatRequest, Message
+from ..config import EngineRef
+from .chat_form import chat_form
+from .client import EngineClient
+from .engine import RENDER_TIMEOUT_S, Choice, Hearer, ParsedMessage, Rendered, Sampled, Sampling, Waits
+from .stream import GENERATE, read_stream
+
+__all__ = ["VllmEngine"]
+
+T = TypeVar("T")
+_RENDER = "/v1/chat/completions/render"
+_DERENDER = "/v1/chat/completions/derender"
+_TOKENIZE = "/tokenize"
+_DETOKENIZE = "/detokenize"
+_PROBE = (Message(role="user", content="x"),)
+
+
+class _Chosen(msgspec.Struct):
+    structured_outputs: Any = None
+
+
+class _RenderAnswer(msgspec.Struct):
+    token_ids: list[int]
+    sampling_params: _Chosen = msgspec.field(default_factory=_Chosen)
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    logprobs: Any = None
+
+
+class _DerenderAnswer(msgspec.Struct):
+    choices: Annotated[list[_Choice], Meta(min_length=1)]
+
+
+class _TokenizeAnswer(msgspec.Struct):
+    tokens: list[int]
+
+
+class _DetokenizeAnswer(msgspec.Struct):
+    prompt: str
+
+
+_RENDER_ANSWER = msgspec.json.Decoder(_RenderAnswer)
+_DETOKENIZE_ANSWER = msgspec.json.Decoder(_DetokenizeAnswer)
+_DERENDER_ANSWER = msgspec.json.Decoder(_DerenderAnswer)
+_TOKENIZE_ANSWER = msgspec.json.Decoder(_TokenizeAnswer)
+
+
+class _GenerateAnswer(msgspec.Struct):
+    choices: list[Choice]
+
+
+_GENERATE_ANSWER = msgspec.json.Decoder(_GenerateAnswer)
+
+
+class VllmEngine:
+    """vLLM over HTTP."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.num_engines = len(client.engines)
+        self._client = client
+
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
+        """See Engine."""
+        body = chat_form(request, with_grammar=to_generate)
+        if not to_generate:
+            body["add_generation_prompt"] = False
+            if body.get("tool_choice") not in (None, "none"):
+                body["tool_choice"] = "auto"
+        rendered = await self._ask(_RENDER, body, waits, _RENDER_ANSWER)
+        return Rendered(ids=rendered.token_ids, grammar=rendered.sampling_params.structured_outputs)
+
+    async def count(self, request: ChatRequest, waits: Waits) -> int:
+        """See Engine."""
+        body = {**chat_form(request, with_grammar=False), "add_generation_prompt": True}
+        return len((await self._ask(_TOKENIZE, body, waits, _TOKENIZE_ANSWER)).tokens)
+
+    async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
+        """See Engine."""
+        said = None
+        if sampled.logprobs is not None:
+            # The engine names one alternative even where none is asked for.
+            replaced: dict[str, Any] = {} if request.wishes.top_logprobs else {"top_logprobs": []}
+            said = {"content": [msgspec.structs.replace(entry, **replaced) for entry in sampled.logprobs]}
+        choice = {"index": 0, "token_ids": sampled.ids, "logprobs": said, "finish_reason": "stop"}
+        # Parsers look at the prompt to see whether reasoning is still open; messages they do not read.
+        answer = {"request_id": "derender", "choices": [choice], "prompt_token_ids": sampled.prompt_ids}
+        try:
+            form = chat_form(msgspec.structs.replace(request, messages=_PROBE), with_grammar=False)
+            body = {"generate_response": answer, "chat_request": form}
+            parsed = (await self._ask(_DERENDER, body, waits, _DERENDER_ANSWER)).choices[0]
+        except EngineRefusal:
+            # A parser may fail on what a model may well sample (half an escape in its JSON): it is plain text then.
+            text = await self._ask(_DETOKENIZE, {"tokens": sampled.ids}, waits, _DETOKENIZE_ANSWER)
+            return ParsedMessage(content=text.prompt)
+        message = parsed.message
+        return ParsedMessage(
+            content=message.content,
+            reasoning=message.reasoning,
+            tool_calls=tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ()),
+            logprobs=parsed.logprobs,
+        )
+
+    def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> None:
+        """See Engine."""
+        return
+
+    async def generate(
+        self,
+        ids: list[int],
+        sampling: Sampling,
+        waits: Waits,
+        *,
+        timeout_s: float,
+        may_hear: Callable[[EngineRef], Awaitable[bool]],
+        hearer: Hearer | None = None,
+        avoid: Collection[str] = (),
+    ) -> tuple[Choice | Exception, EngineRef]:
+        """See Engine."""
+
+        async def read(engine: EngineRef, response: aiohttp.ClientResponse) -> Choice | Exception:
+            # An error is a result where another try at once, which `ask` makes of what is raised, helps nobody.
+            try:
+                if hearer is None:
+                    return _GENERATE_ANSWER.decode(await response.read()).choices[0]
+                is_told = await may_hear(engine)
+            except (msgspec.MsgspecError, IndexError, UnavailableError) as error:
+                return error
+            return await read_stream(engine, response, hearer if is_told else None)
+
+        body = {"token_ids": ids, "sampling_params": _parameters(sampling), "stream": hearer is not None}
+        is_last = hearer.begun if hearer is not None else None
+        return await self._client.ask(GENERATE, body, waits, read, timeout_s=timeout_s, avoid=avoid, is_last=is_last)
+
+    async def label(self, engine: EngineRef) -> str | None:
+        """See Engine; without its development routes it does not tell."""
+        answer = await self._client.get(engine, "/weight_info")
+        return str(answer["weight_version"]) if isinstance(answer, dict) and "weight_version" in answer else None
+
+    async def context_length(self) -> int | None:
+        """See Engine."""
+        lengths: list[int] = []
+        for engine in self._client.engines:
+            answer = await self._client.get(engine, "/v1/models")
+            try:
+                lengths.append(int(answer["data"][0]["max_model_len"]))
+            except (KeyError, IndexError, TypeError, ValueError):
+                return None
+        return min(lengths)
+
+    async def _ask(self, path: str, body: Any, waits: Waits, decoder: msgspec.json.Decoder[T]) -> T:
+        answer, engine = await self._client.post(path, body, waits, timeout_s=RENDER_TIMEOUT_S)
+        try:
+            return decoder.decode(answer)
+        except msgspec.MsgspecError as error:
+            raise UnavailableError(f"engine {engine.id}: {path} gave an answer of another shape: {error}") from error
+
+
+def _parameters(sampling: Sampling) -> dict[str, Any]:
+    """`sampling_params` of the engine's generate request; every field is written, so no default applies."""
+    used = msgspec.structs.asdict(sampling.used)
+    parameters = {name: value for name, value in used.items() if value is not None and value != ()}
+    # Only a search for stop strings needs text, and text costs the engine time.
+    parameters |= {"n": 1, "logprobs": sampling.top_logprobs or 0, "detokenize": "stop" in parameters}
+    parameters |= sampling.filters
+    if sampling.grammar is not None:
+        parameters["structured_outputs"] = sampling.grammar
+    return parameters
