@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median, variance
 from typing import NamedTuple
 
-from .reasons import Reason, remedy_of
+from .reasons import Reason, row_of
 from .records.episodes import Episode, why_excluded
 from .records.training import TrainingStep
 
@@ -239,7 +239,7 @@ def untrained_text(groups: Counter[str], members: Counter[str], calls: Counter[s
     if counts:
         reason, finer = _commonest(counts, of)
         words = f"{words}, {finer}"
-    remedy = remedy_of(reason) or "docs/reasons.md lists the reasons"
+    remedy = row_of(reason).remedy or "docs/reasons.md lists the reasons"
     return f"{words}: {remedy[:1].lower()}{remedy[1:].removesuffix('.')}"
 
 

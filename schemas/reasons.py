@@ -9,14 +9,13 @@ there was one. Failure: none; a word of a later release, or of a user's own, is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
 from .section import documented
 
-__all__ = ["Reason", "Row", "reasons_markdown", "remedy_of", "row_of", "sentence_of"]
+__all__ = ["Reason", "Row", "reasons_markdown", "row_of"]
 
 
 class Reason(StrEnum):
@@ -258,25 +257,13 @@ class Row(NamedTuple):
 
 
 @cache
-def row_of(word: str) -> Row | None:
-    """The row of a word; None where nobody here knows it."""
+def row_of(word: str) -> Row:
+    """The row of a word; of one that nobody here knows, the word as it is."""
     if word not in set(Reason):
-        return None
+        return Row((), word, "")
     seen, _, rest = documented(__name__)[Reason.__name__][Reason(word).name].partition(": ")
     sentence, _, remedy = rest.partition(" -> ")
     return Row(tuple(seen.split(", ")), sentence, remedy)
-
-
-def sentence_of(word: str) -> str:
-    """What a reason means; a word that nobody here knows as it is."""
-    row = row_of(word)
-    return row.sentence if row is not None else word
-
-
-def remedy_of(word: str) -> str:
-    """What to do about it; empty of a word that nobody here knows."""
-    row = row_of(word)
-    return row.remedy if row is not None else ""
 
 
 _HEAD = """# Reasons
@@ -292,13 +279,9 @@ was made of the record is too large for that topic. Words of a later release are
 
 def reasons_markdown() -> str:
     """The text of docs/reasons.md."""
-    return "\n".join([_HEAD, *_lines(), ""])
-
-
-def _lines() -> Iterator[str]:
-    for word in sorted(Reason):
-        if (row := row_of(word)) is not None:
-            yield f"| `{word}` | {', '.join(row.seen)} | {row.sentence} | {row.remedy} |"
+    rows = ((word, row_of(word)) for word in sorted(Reason))
+    told = (f"| `{word}` | {', '.join(row.seen)} | {row.sentence} | {row.remedy} |" for word, row in rows)
+    return "\n".join([_HEAD, *told, ""])
 
 
 if __name__ == "__main__":

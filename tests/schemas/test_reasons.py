@@ -11,7 +11,7 @@ import pytest
 
 from tests.house import FILES, ROOT, name_of, tree_of
 from tracegrad.schemas.log.mac import Refusal
-from tracegrad.schemas.reasons import Reason, reasons_markdown, remedy_of, row_of, sentence_of
+from tracegrad.schemas.reasons import Reason, Row, reasons_markdown, row_of
 from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.records.rollouts import RolloutState
 
@@ -28,7 +28,7 @@ def literals(path: Path) -> Iterator[str]:
         if isinstance(node, ast.keyword) and node.arg == "reason":
             value = node.value
             for part in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
-                if isinstance(part, ast.Constant) and re.fullmatch(r"\w+", part.value or ""):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isidentifier():
                     yield f"{name_of(path)}: {part.value}"
 
 
@@ -43,9 +43,9 @@ def test_whatever_gives_a_reason_gives_one_of_the_table() -> None:
     given = [one for path in FILES for one in literals(path)]
     assert len(given) > 20
     assert [one for one in given if one.rpartition(" ")[2] not in set(Reason)] == []
-    assert [word for word in Refusal if row_of(word) is None] == []
+    assert [word for word in Refusal if not row_of(word).seen] == []
     words = (RolloutState.ABORTED, RolloutState.GIVEN_UP, CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
-    assert [word for word in words if row_of(word) is None] == []
+    assert [word for word in words if not row_of(word).seen] == []
 
 
 @pytest.mark.slow
@@ -59,14 +59,14 @@ def test_no_row_is_of_a_reason_that_nothing_gives() -> None:
 def test_a_row_says_where_it_is_seen_what_it_means_and_what_to_do(reason: Reason) -> None:
     """In a sentence each; the table in the docs breaks at no bar of theirs."""
     row = row_of(reason)
-    assert row is not None and {*row.seen} <= SEEN
+    assert row.seen and {*row.seen} <= SEEN
     assert re.fullmatch(r"[^|]+\.", row.sentence) and re.fullmatch(r"[A-Z][^|]+[.?]", row.remedy)
 
 
 def test_a_word_that_nobody_knows_is_shown_as_it_is() -> None:
     """A later release may write it, and a strategy of a user's own."""
-    assert (sentence_of("of_mars"), remedy_of("of_mars"), row_of("of_mars")) == ("of_mars", "", None)
-    assert sentence_of("stale") == "It was sampled by too old a version."
+    assert row_of("of_mars") == Row((), "of_mars", "")
+    assert row_of("stale").sentence == "It was sampled by too old a version."
 
 
 def test_a_reason_is_the_same_bytes_as_its_word() -> None:

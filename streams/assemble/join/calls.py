@@ -1,8 +1,8 @@
 """Joins an episode's calls to its spans and to the agents that made them.
 
-In: calls in their order on the log, the spans' tree. Out: for each call what joined it, its agent, what named it.
-A call is joined by the first of: the response id that a model's span repeats; the model's span above the one
-that `traceparent` names; a model's span that tells its answer (content.py), or fits it (fitting.py); the span that
+In: calls in their order on the log, the tree of their spans. Out: for each call what it was joined by, its agent, and
+what named it. A call is joined by the first of: the response id that a model's span repeats; the model's span above the
+one that `traceparent` names; a model's span that tells its answer (content.py), or fits it (fitting.py); the span that
 `traceparent` names; a tool's span that repeats an id which the call minted; nothing (the call still trains). What it
 was joined by names its agent (span_tree.py): of several model's spans the innermost agent, if each of the others set
 that one to work.
