@@ -21,7 +21,7 @@ from .assemble.air.apply import payments
 from .assemble.air.rules import AirConfig
 from .assemble.air.signals import Signal
 from .credit.config import CreditConfig
-from .credit.strategies.conversations import ratings_of
+from .credit.strategies.rated import ratings_of
 from .credit.strategies.strategy import CallCredit, final
 
 __all__ = ["Explained", "Part", "explain"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from ..reasons import Reason
-from .calls import TOKEN_BYTES, CallOutcome, CallRecord, Purpose, SpliceOutcome, ToolCall
+from .calls import TOKEN_BYTES, CallOutcome, Purpose, SpliceOutcome, ToolCall
 from .codec import Codec
 from .facts import Close, ToolStatus
 from .rollouts import GroupRef, Reward, RolloutState, is_usable
@@ -30,7 +30,6 @@ __all__ = [
     "EpisodeCall",
     "Score",
     "ToolExecution",
-    "rebuild_prompt",
     "why_excluded",
 ]
 
@@ -317,22 +316,3 @@ EPISODE_SCORES: Codec[Score | Emitted | Close] = Codec(
     Score | Emitted | Close, released=("score/1", "emitted/1", "close/1"), wire="json"
 )
 CLOSED: Codec[ClosedMarker] = Codec(ClosedMarker, released=("closed/1",), wire="json")
-
-
-def rebuild_prompt(call: CallRecord | EpisodeCall, full: Mapping[str, bytes]) -> bytes | None:
-    """The call's prompt ids, which the record holds as a difference to an earlier call of its episode; None where the
-    chain of parents is broken: whoever rebuilds a prompt gets the ids that the engine was given, or nothing.
-
-    Args:
-        call: as the gateway or assemble wrote it, in the order of the log.
-        full: prompt + sampled ids of the episode's earlier calls, by call id.
-    """
-    if len(call.suffix_ids) % TOKEN_BYTES or len(call.sampled_ids) % TOKEN_BYTES or call.shared_tokens < 0:
-        return None
-    if call.parent_call_id is None:
-        return call.suffix_ids if call.shared_tokens == 0 else None
-    parent = full.get(call.parent_call_id)
-    num_shared = call.shared_tokens * TOKEN_BYTES
-    if parent is None or num_shared > len(parent):
-        return None
-    return parent[:num_shared] + call.suffix_ids

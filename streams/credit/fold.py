@@ -52,7 +52,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 from ..config import StreamRules
 from ..ratings import pieces_of
 from ..stage_fold import CROWDED, StageFold
-from .strategies.conversations import as_group, as_rated
+from .strategies.rated import as_group, as_rated
 from .waiting import Waiting
 from .write_group import credit_group
 

@@ -62,7 +62,7 @@ class PrefixTree:
         self._calls: dict[str, Place] = {}
 
     def add(self, call: EpisodeCall) -> Grown | None:
-        """Takes the next call; None where its chain of parents is broken (as `rebuild_prompt`)."""
+        """Takes the next call; None where its chain of parents is broken."""
         start = self._shared(call)
         if start is None:
             return None

@@ -24,7 +24,7 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from .config import CreditConfig, Credits
 from .segments import build_segments
-from .strategies.conversations import rated
+from .strategies.rated import rated
 from .strategies.strategy import CallCredit
 
 __all__ = ["credit_group"]

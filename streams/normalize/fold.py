@@ -56,11 +56,11 @@ from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
-from .conversations import link_of_call
 from .identity import episode_of
 from .read_logs import LogReader
 from .read_spans import SpanReader
 from .reading.judge_tool import ToolJudge
+from .span_links import link_of_call
 
 __all__ = ["Normalize"]
 
@@ -125,25 +125,10 @@ class Normalize(StageFold[None]):
         """The single fact of a record, by the identity that it claims."""
         item: LlmCall | Reward | RolloutEvent = codec.decode(record.value)
         self._refusals.accept(record)
-        fact: Fact
+        what, fact = _fact_of(item, record)
         trace = None
-        match item:
-            case CallRecord():
-                what, fact = "calls", CallFact(call=item, order=record.offset, partition=record.partition)
-            case UpstreamCall():
-                self.metrics.add(CONTEXT_CALLS)
-                what = "context_calls"
-                fact = ContextCallFact(call=item, order=record.offset, partition=record.partition)
-            case CallOpen():
-                what, fact = "calls_open", CallOpenFact(open=item, order=record.offset, partition=record.partition)
-            case CallEnded():
-                what, fact = "calls_ended", CallEndedFact(ended=item)
-            case CallsClosed():
-                what, fact = "calls_closed", CallsClosedFact(closed=item)
-            case Reward():
-                what, fact = "rewards", RewardFact(reward=item)
-            case RolloutEvent():
-                what, fact = "rollout_events", RolloutFact(event=item)
+        if isinstance(item, UpstreamCall):
+            self.metrics.add(CONTEXT_CALLS)
         if isinstance(item, CallRecord | UpstreamCall | CallOpen | CallEnded) and item.rollout_id is None:
             # Behind the rollout path the caller's trace id is its framework's, and names no episode.
             trace = item.conversation_key or item.trace_id
@@ -176,3 +161,23 @@ class Normalize(StageFold[None]):
         at = place_of(self._raw[record.topic], record.partition)
         headers = origin_header({episode: {at: [(record.offset, record.offset + 1)]}})
         return Output(topic=Topic.EPISODE_EVENTS, key=key, value=value, headers=headers)
+
+
+def _fact_of(item: LlmCall | Reward | RolloutEvent, record: Record) -> tuple[str, Fact]:
+    """How it is counted, and the fact that it is."""
+    place = {"order": record.offset, "partition": record.partition}
+    match item:
+        case CallRecord():
+            return "calls", CallFact(call=item, **place)
+        case UpstreamCall():
+            return "context_calls", ContextCallFact(call=item, **place)
+        case CallOpen():
+            return "calls_open", CallOpenFact(open=item, **place)
+        case CallEnded():
+            return "calls_ended", CallEndedFact(ended=item)
+        case CallsClosed():
+            return "calls_closed", CallsClosedFact(closed=item)
+        case Reward():
+            return "rewards", RewardFact(reward=item)
+        case RolloutEvent():
+            return "rollout_events", RolloutFact(event=item)

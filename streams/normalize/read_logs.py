@@ -29,13 +29,13 @@ from tracegrad.schemas.otlp.values import AttributeValue, attributes_of, plain
 from tracegrad.schemas.records.facts import LogFact
 from tracegrad.schemas.text import json_value
 
-from .conversations import links_of_event, links_of_ids
 from .dialects.codex import TOOL_RESULT, TOOL_RESULT_KEYS, execution_of_log, trace_of_log
 from .reading.agent_hints import is_wrapper
 from .reading.judge_tool import ToolJudge
 from .reading.read_output import NOTHING, Output, of_messages
 from .reading.span_view import MAX_TEXT
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Scan, Source
+from .span_links import links_of_event, links_of_ids
 
 __all__ = ["LogReader"]
 

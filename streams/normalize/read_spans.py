@@ -21,7 +21,6 @@ from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
-from .conversations import Conversations
 from .dialects.agent_lightning import AGENT_LIGHTNING
 from .dialects.agentops import AGENTOPS
 from .dialects.codex import CODEX
@@ -37,12 +36,12 @@ from .dialects.servers import LITELLM, MCP, VLLM
 from .dialects.traceloop import TRACELOOP
 from .dialects.vercel_ai import VERCEL_AI
 from .reading.agent_hints import ATTRIBUTE_HINT, HINT_KEYS, agent_hints
-from .reading.agent_rewards import rewards_in
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
-from .reading.returned import HTTP_KEYS, http_status_of
+from .reading.returned import HTTP_KEYS, USAGE_KEYS, http_status_of, usage_of
+from .reading.span_rewards import rewards_in
 from .reading.span_view import SpanView
-from .reading.usage import USAGE_KEYS, usage_of
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Place, Scan, Source
+from .span_links import Conversations
 
 __all__ = ["DIALECTS", "SpanReader"]
 

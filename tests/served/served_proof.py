@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tests.prompts import rebuild_prompt
 from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.log.protocol import Log
@@ -23,7 +24,6 @@ from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.codec import Codec
-from tracegrad.schemas.records.episodes import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.versions import are_complete
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, folder_of

@@ -28,7 +28,7 @@ from tracegrad.schemas.records.rollouts import REWARDS, Reward, piece_id
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
-from tracegrad.streams.credit.strategies.conversations import as_group, as_rated
+from tracegrad.streams.credit.strategies.rated import as_group, as_rated
 from tracegrad.streams.credit.write_group import credit_group
 from tracegrad.streams.ratings import is_about, rated_anew
 

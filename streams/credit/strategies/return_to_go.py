@@ -4,7 +4,7 @@
 
 R is the episode's final reward, r_u what call u earned itself (AIR, rewards that target it); u runs over all n calls in
 the order of the log, whoever made them. gamma = 1, the default, is undiscounted. Of a conversation that people rated
-what answers were rated counts for their stretches alone (conversations.py). Sums are exact (math.fsum).
+what answers were rated counts for their stretches alone (rated.py). Sums are exact (math.fsum).
 Source: the return of a Markov decision process (Sutton and Barto, section 3.3), a call being a step of it as in
 arXiv:2508.03680, section 3.1.
 """
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import is_usable
 
-from .conversations import ratings_of
 from .peers import peers_of_group
+from .rated import ratings_of
 from .strategy import CallCredit, Terms, final
 
 __all__ = ["return_to_go", "returns_to_go"]

@@ -12,7 +12,7 @@ from tracegrad.schemas.records.facts import SpanKind
 from ..reading.agent_hints import agent_of_span
 from ..reading.read_output import COMPLETION_KEYS, of_completion
 from ..reading.span_view import SpanView
-from .dialect import OTHER, WRAPPER, Dialect, Reading, agent
+from .dialect import OTHER, WRAPPER, Dialect, Reading, agent, execution
 
 __all__ = ["AGENTOPS"]
 
@@ -32,28 +32,16 @@ def _read(span: SpanView) -> Reading | None:
     if kind.rpartition(".")[2].lower() == "tool":  # also `AgentOpsSpanKindValues.TOOL`, an enumeration's own text
         return WRAPPER if span.name.startswith("tool_call.") else _read_tool(span)
     if kind == "llm":
-        digest, asked = of_completion(span.attributes)
-        return Reading(
-            kind=SpanKind.LLM,
-            response_id=span.text(GEN_AI_RESPONSE_ID),
-            output_digest=digest,
-            requested_tool_call_ids=asked,
-        )
+        said = of_completion(span.attributes)
+        return Reading(kind=SpanKind.LLM, response_id=span.text(GEN_AI_RESPONSE_ID), output=said)
     if kind == "agent":
         return agent(span.text(*_AGENTS), guess=agent_of_span(span.name))
     return WRAPPER if kind in _WRAPPERS else OTHER
 
 
 def _read_tool(span: SpanView) -> Reading:
-    result = span.value(*_RESULTS)
-    name = span.text(*_TOOLS)
-    return Reading(
-        kind=SpanKind.TOOL,
-        is_guess=name is None,
-        tool_name=name or span.name.removesuffix(".tool"),
-        tool_call_id=span.text(*_CALL_IDS),
-        results=() if result is None else (result,),
-    )
+    guess = span.name.removesuffix(".tool")
+    return execution(span.text(*_TOOLS), span.text(*_CALL_IDS), span.value(*_RESULTS), guess=guess)
 
 
 _KEYS = frozenset({GEN_AI_RESPONSE_ID, *_AGENTS, *_TOOLS, *_CALL_IDS, *_RESULTS})

@@ -17,11 +17,11 @@ import msgspec
 from tracegrad.schemas.records.facts import SpanKind
 
 from ..reading.agent_hints import is_wrapper
-from ..reading.read_output import minted_in, of_response
+from ..reading.read_output import NOTHING, Output, minted_in, of_response
 from ..reading.span_view import SpanView
 from ..reading.tool_message import tool_message
 
-__all__ = ["OTHER", "WRAPPER", "Dialect", "Reading", "agent", "answer", "tool"]
+__all__ = ["OTHER", "WRAPPER", "Dialect", "Reading", "agent", "answer", "execution", "tool"]
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +42,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """It is the far side of a tool's execution, which knows how that ended."""
     declared: tuple[object, ...] = ()
     """Likewise, the statuses that the framework gave the result."""
-    output_digest: str | None = None
-    requested_tool_call_ids: tuple[str, ...] = ()
+    output: Output = NOTHING
+    """Of a model: the digest of its answer's text, and the ids of the tool calls that it asks for."""
 
 
 class Dialect(NamedTuple):
@@ -81,14 +81,15 @@ def agent(name: str | None, *, guess: str | None = None) -> Reading:
 
 def answer(output: object, response_id: str | None = None, *, overrules: bool = False) -> Reading:
     """A model's span, by its raw response; `response_id` is the id of one that holds none."""
-    digest, asked = of_response(output)
-    return Reading(
-        kind=SpanKind.LLM,
-        overrules=overrules,
-        response_id=minted_in(output) or response_id,
-        output_digest=digest,
-        requested_tool_call_ids=asked,
-    )
+    said = of_response(output)
+    return Reading(kind=SpanKind.LLM, overrules=overrules, response_id=minted_in(output) or response_id, output=said)
+
+
+def execution(name: str | None, call_id: str | None, result: object, *, guess: str | None = None) -> Reading:
+    """A tool's span, by what came back as it stands there; None: nothing stands there."""
+    results = () if result is None else (result,)
+    said = name or guess
+    return Reading(kind=SpanKind.TOOL, is_guess=said is not name, tool_name=said, tool_call_id=call_id, results=results)
 
 
 def tool(name: str | None, *, guess: str, output: object, call_id: str | None = None, status: object = None) -> Reading:

@@ -14,7 +14,7 @@ from tracegrad.schemas.text import json_value
 
 from ..reading.read_output import of_response
 from ..reading.span_view import SpanView
-from .dialect import OTHER, WRAPPER, Dialect, Reading, agent
+from .dialect import OTHER, WRAPPER, Dialect, Reading, agent, execution
 
 __all__ = ["ADK", "CLAUDE_CODE", "PYDANTIC_AI"]
 
@@ -39,12 +39,7 @@ def _read_pydantic_ai(span: SpanView) -> Reading:
     name, result = span.text(GEN_AI_TOOL_NAME), span.attributes.get(_TOOL_RESULT)
     if name is None:
         return OTHER
-    return Reading(
-        kind=SpanKind.TOOL,
-        tool_name=name,
-        tool_call_id=span.text(GEN_AI_TOOL_CALL_ID),
-        results=() if result is None else (result,),
-    )
+    return execution(name, span.text(GEN_AI_TOOL_CALL_ID), result)
 
 
 def _read_adk(span: SpanView) -> Reading | None:
@@ -54,18 +49,12 @@ def _read_adk(span: SpanView) -> Reading | None:
     if span.name == _ADK_MERGED:
         return WRAPPER  # its parts have spans of their own
     if _ADK_TOOL in span.attributes and span.name.startswith("execute_tool "):
-        return Reading(
-            kind=SpanKind.TOOL,
-            is_guess=GEN_AI_TOOL_NAME not in span.attributes,
-            tool_name=span.text(GEN_AI_TOOL_NAME) or span.name.removeprefix("execute_tool "),
-            tool_call_id=span.text(GEN_AI_TOOL_CALL_ID),
-            results=(span.attributes[_ADK_TOOL],),
-        )
+        name, call_id = span.text(GEN_AI_TOOL_NAME), span.text(GEN_AI_TOOL_CALL_ID)
+        return execution(name, call_id, span.attributes[_ADK_TOOL], guess=span.name.removeprefix("execute_tool "))
     if _ADK_ANSWER in span.attributes and span.name.startswith(("call_llm", "generate_content")):
         answer = json_value(span.attributes[_ADK_ANSWER])
         content = answer.get("content") if isinstance(answer, dict) else None
-        digest, asked = of_response(content)
-        return Reading(kind=SpanKind.LLM, output_digest=digest, requested_tool_call_ids=asked)
+        return Reading(kind=SpanKind.LLM, output=of_response(content))
     return None
 
 

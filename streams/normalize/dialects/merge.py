@@ -58,7 +58,7 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
     if reading.kind is SpanKind.TOOL or reading.serves_tool:
         status, status_from = judge(span, reading.tool_name or span.name, reading.results, reading.declared)
     response_id = reading.response_id
-    named = reading.agent_name
+    named, (digest, asked) = reading.agent_name, reading.output
     meaning = Meaning(
         reading.kind,
         # A default of an instrumentation's says nothing of who is at work.
@@ -68,8 +68,8 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
         reading.tool_call_id,
         status,
         status_from,
-        None if span.is_cut else reading.output_digest,
-        reading.requested_tool_call_ids,
+        None if span.is_cut else digest,
+        asked,
         result,
         is_cut,
     )
@@ -82,7 +82,7 @@ def _merged(readings: list[Reading]) -> Reading:
     agreed = [reading for reading in readings if reading.kind is kind]
     named = [reading for reading in agreed if not reading.is_guess] or agreed
     response_ids = {canonical_call(id_) or id_ for reading in agreed if (id_ := reading.response_id)}
-    asked = sorted({id_ for reading in agreed for id_ in reading.requested_tool_call_ids})
+    asked = sorted({id_ for reading in agreed for id_ in reading.output[1]})
     return Reading(
         kind=kind,
         agent_name=_one(reading.agent_name for reading in named),
@@ -92,8 +92,7 @@ def _merged(readings: list[Reading]) -> Reading:
         serves_tool=any(reading.serves_tool for reading in agreed),
         results=tuple(result for reading in agreed for result in reading.results),
         declared=tuple(said for reading in agreed for said in reading.declared),
-        output_digest=_one(reading.output_digest for reading in agreed),
-        requested_tool_call_ids=tuple(asked[:MAX_TOOL_CALLS]),
+        output=(_one(reading.output[0] for reading in agreed), tuple(asked[:MAX_TOOL_CALLS])),
     )
 
 

@@ -71,13 +71,8 @@ def _read_tool(span: SpanView) -> Reading:
 def _read_llm(span: SpanView) -> Reading:
     output = span.attributes.get(OUTPUT)
     is_flat = not FLAT_KEYS.isdisjoint(span.attributes) or not isinstance(output, str) or output[:1] != "["
-    digest, asked = of_flat(span.attributes) if is_flat else of_response(output)
-    return Reading(
-        kind=SpanKind.LLM,
-        response_id=minted_in(output),
-        output_digest=digest,
-        requested_tool_call_ids=asked,
-    )
+    said = of_flat(span.attributes) if is_flat else of_response(output)
+    return Reading(kind=SpanKind.LLM, response_id=minted_in(output), output=said)
 
 
 _KEYS = frozenset({*_AGENT_NAMES, TOOL_NAME, *_TOOL_CALL_IDS, OUTPUT, INPUT})

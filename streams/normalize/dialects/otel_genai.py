@@ -104,14 +104,8 @@ def _read_tool(span: SpanView) -> Reading:
 
 
 def _read_llm(span: SpanView) -> Reading:
-    digest, asked = _answer(span)
-    return Reading(
-        kind=SpanKind.LLM,
-        agent_name=span.text(GEN_AI_AGENT_NAME),
-        response_id=span.text(GEN_AI_RESPONSE_ID),
-        output_digest=digest,
-        requested_tool_call_ids=asked,
-    )
+    agent_name, response_id = span.text(GEN_AI_AGENT_NAME), span.text(GEN_AI_RESPONSE_ID)
+    return Reading(kind=SpanKind.LLM, agent_name=agent_name, response_id=response_id, output=_answer(span))
 
 
 def _answer(span: SpanView) -> Output:

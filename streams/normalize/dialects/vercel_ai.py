@@ -12,7 +12,7 @@ from tracegrad.schemas.text import json_value
 
 from ..reading.read_output import of_response
 from ..reading.span_view import SpanView
-from .dialect import OTHER, Dialect, Reading, agent
+from .dialect import OTHER, Dialect, Reading, agent, execution
 
 __all__ = ["VERCEL_AI"]
 
@@ -32,23 +32,11 @@ def _read(span: SpanView) -> Reading | None:
     if operation is None:
         return None
     if operation == "ai.toolCall":
-        result = span.attributes.get(_RESULT)
-        return Reading(
-            kind=SpanKind.TOOL,
-            tool_name=span.text(_TOOL),
-            tool_call_id=span.text(_TOOL_CALL),
-            results=() if result is None else (result,),
-        )
+        return execution(span.text(_TOOL), span.text(_TOOL_CALL), span.attributes.get(_RESULT))
     if operation.endswith((".doGenerate", ".doStream")):
         said = {"content": span.value(*_TEXTS), "tool_calls": json_value(span.attributes.get(_CALLS))}
-        digest, asked = of_response(said)
-        return Reading(
-            kind=SpanKind.LLM,
-            agent_name=span.text(_FUNCTION),
-            response_id=span.text(*_RESPONSE_IDS),
-            output_digest=digest,
-            requested_tool_call_ids=asked,
-        )
+        name, response_id = span.text(_FUNCTION), span.text(*_RESPONSE_IDS)
+        return Reading(kind=SpanKind.LLM, agent_name=name, response_id=response_id, output=of_response(said))
     return agent(span.text(_FUNCTION)) if operation in _RUNS else OTHER
 
 

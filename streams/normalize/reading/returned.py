@@ -1,4 +1,5 @@
-"""What a tool's span tells of its execution beside its outcome: what came back, and the status of an HTTP request.
+"""What spans tell in numbers and texts: what a tool gave back, the status of a request, how many tokens a model counts,
+by which its span may be told from others that say as little of their answer.
 
 In: the forms in which a span holds the result; any span's attributes. Out: fields of its fact. Invariant: of several
 forms the shortest stands, which has the least of a framework's wrapping, in whatever order they come; never more than
@@ -7,16 +8,24 @@ MAX_RESULT characters. Failure: none; what no JSON can hold is no result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from tracegrad.schemas.otlp.values import AttributeValue
-from tracegrad.schemas.records.facts import MAX_RESULT
+from tracegrad.schemas.records.facts import MAX_RESULT, SpanKind
 from tracegrad.schemas.text import clean
 
-__all__ = ["HTTP_KEYS", "http_status_of", "result_of"]
+__all__ = ["HTTP_KEYS", "USAGE_KEYS", "http_status_of", "result_of", "usage_of"]
 
+_INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt", "ai.usage.promptTokens")
+_OUTPUT = (
+    "gen_ai.usage.output_tokens",
+    "gen_ai.usage.completion_tokens",
+    "llm.token_count.completion",
+    "ai.usage.completionTokens",
+)
+USAGE_KEYS = frozenset((*_INPUT, *_OUTPUT))
 _HTTP_KEYS = ("http.response.status_code", "http.status_code")
 HTTP_KEYS = frozenset(_HTTP_KEYS)
 _HIDDEN = frozenset({"__REDACTED__"})
@@ -49,4 +58,19 @@ def http_status_of(attributes: Mapping[str, AttributeValue]) -> int | None:
             status = int(status)
         if type(status) is int and 100 <= status < 600:
             return status
+    return None
+
+
+def usage_of(attributes: Mapping[str, AttributeValue], kind: SpanKind) -> dict[str, int | None]:
+    """Fields as in SpanFact."""
+    if kind is not SpanKind.LLM or USAGE_KEYS.isdisjoint(attributes):
+        return {}
+    return {"input_tokens": _first(attributes, _INPUT), "output_tokens": _first(attributes, _OUTPUT)}
+
+
+def _first(attributes: Mapping[str, AttributeValue], keys: Sequence[str]) -> int | None:
+    for key in keys:
+        num = attributes.get(key)
+        if isinstance(num, int) and 0 < num < 2**31:
+            return num
     return None

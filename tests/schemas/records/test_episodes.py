@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.prompts import rebuild_prompt
 from tests.streams.credit.test_credit import feed, member, turns
 from tests.streams.credit.test_segments import call
 from tests.streams.make import RUN_HASH, TOPICS, config
 from tracegrad.producers.tasks.admission_state import AdmissionState
-from tracegrad.schemas.records.episodes import EPISODES, EpisodeCall, rebuild_prompt, why_excluded
+from tracegrad.schemas.records.episodes import EPISODES, EpisodeCall, why_excluded
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes
 from tracegrad.schemas.records.transitions import decode_group

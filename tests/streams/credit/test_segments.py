@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.prompts import rebuild_prompt
 from tests.schemas.released import SUMMARY
 from tests.versions import sampled_by
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
-from tracegrad.schemas.records.episodes import Episode, EpisodeCall, rebuild_prompt
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.transitions import SegmentRow, decode_group, encode_group

@@ -13,7 +13,7 @@ from tests.streams.make import call_id
 from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS
 from tracegrad.schemas.records.facts import SaidReward
 from tracegrad.schemas.records.rollouts import is_usable
-from tracegrad.streams.normalize.reading.agent_rewards import rewards_in
+from tracegrad.streams.normalize.reading.span_rewards import rewards_in
 
 REWARD = "agentlightning.reward"
 ANNOTATION = "agentlightning.annotation"

@@ -115,7 +115,7 @@ def test_a_tool_s_outcome_is_judged_of_all_that_is_said(
 
 def test_a_cut_span_has_no_digest() -> None:
     """A text that lost its end equals no call's."""
-    assert merged(Reading(kind=LLM, output_digest="ab"), is_cut=True).output_digest is None
+    assert merged(Reading(kind=LLM, output=("ab", ())), is_cut=True).output_digest is None
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats() | st.text(max_size=8)
