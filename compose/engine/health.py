@@ -26,11 +26,11 @@ _TIMEOUT = httpx.Timeout(10.0, connect=2.0)
 _HEALTH_TIMEOUT_S = 2.0
 _INFO_TIMEOUT_S = 60.0
 """It asks its whole system first."""
-_READY_TIMEOUT_S = 180.0
-_PAUSE_S = 0.25
 
 
-def wait_ready(url: str, *, timeout_s: float = _READY_TIMEOUT_S, say: Callable[[str], None] = lambda _: None) -> None:
+def wait_ready(
+    url: str, *, timeout_s: float = 180.0, pause_s: float = 0.25, say: Callable[[str], None] = lambda _: None
+) -> None:
     """Returns when an engine that we did not start answers /health; says once that it waits. Blocking.
 
     Raises:
@@ -48,7 +48,7 @@ def wait_ready(url: str, *, timeout_s: float = _READY_TIMEOUT_S, say: Callable[[
         ask()
     except UnavailableError:
         say(f"waiting for the engine at {url}")
-        retry(ask, doing=f"asking the engine at {url}", patience_s=timeout_s, first_s=_PAUSE_S, max_s=_PAUSE_S)
+        retry(ask, doing=f"asking the engine at {url}", patience_s=timeout_s, first_s=pause_s, max_s=pause_s)
 
 
 def check_engine(url: str, *, model: str, served_name: str, plugin: Path, token: str | None) -> None:

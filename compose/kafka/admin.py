@@ -33,15 +33,10 @@ T = TypeVar("T")
 
 _NONE = -1
 """For the offset of a time behind all records."""
-_TIMEOUT_S = 15.0
-"""For each question to the cluster; more than a broker's restart (3 s) takes."""
-_UNKNOWN_S = 15.0
-"""How long a topic may be unknown to the broker that is asked: it was made a moment ago, or the broker has just come
-back. Past it a whole run ends."""
 _ELECTING_S = 10.0
 """How long a leader may be looked for before a person is told: each start of a run makes topics, on a busy machine."""
-
-
+_UNKNOWN = (UnavailableError, ConfigurationError)
+"""A broker that has just come back, or by which a topic was made a moment ago, may not know it yet."""
 _UNANSWERED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Sixteen zero bytes: what a cluster from before topic ids answers."""
@@ -64,11 +59,6 @@ def checked(where: TopicPartition, wanted: int, kept: Offsets) -> int:
     return wanted
 
 
-def _patiently(ask: Callable[[], T]) -> T:
-    """Asks again while the cluster finds its leaders: after a topic is made, or a broker comes back."""
-    return retry(ask, doing="asking Kafka", patience_s=_TIMEOUT_S, first_s=0.05, max_s=0.5, quiet_s=_ELECTING_S)
-
-
 def _raise_first(answer: Iterable[confluent_kafka.TopicPartition], doing: str) -> None:
     """Of an answer's partitions each may bear an error of its own."""
     for partition in answer:
@@ -79,13 +69,23 @@ def _raise_first(answer: Iterable[confluent_kafka.TopicPartition], doing: str) -
 class KafkaAdmin:
     """An admin client, connected at its first use. Any thread may call it."""
 
-    def __init__(self, base: Settings) -> None:
-        self._base = base
+    def __init__(self, base: Settings, *, timeout_s: float = 15.0, unknown_s: float = 15.0) -> None:
+        """
+        Args:
+            timeout_s: for each question to the cluster; more than a broker's restart (3 s) takes.
+            unknown_s: how long a topic may be unknown to the broker that is asked. Past it a whole run ends.
+        """
+        self._base, self._timeout_s, self._unknown_s = base, timeout_s, unknown_s
         self._client = self._new_client()
 
     def _new_client(self) -> AdminClient:
         with boundary("make an admin client"):
             return AdminClient(dict(self._base), error_cb=log_error)
+
+    def _patiently(self, ask: Callable[[], T], *, doing: str = "asking Kafka", is_unknown: bool = False) -> T:
+        """Asks again while the cluster finds its leaders: after a topic is made, or a broker comes back."""
+        on, patience_s = (_UNKNOWN, self._unknown_s) if is_unknown else (UnavailableError, self._timeout_s)
+        return retry(ask, doing=doing, on=on, patience_s=patience_s, first_s=0.05, max_s=0.5, quiet_s=_ELECTING_S)
 
     @contextlib.contextmanager
     def _asking(self, doing: str) -> Iterator[None]:
@@ -117,12 +117,12 @@ class KafkaAdmin:
 
         def ask() -> dict[str, int]:
             with self._asking("list topics"):
-                found = self._client.list_topics(timeout=_TIMEOUT_S).topics
+                found = self._client.list_topics(timeout=self._timeout_s).topics
             counts = {name: len(topic.partitions) for name, topic in found.items() if topic.partitions}
             return counts if topics is None else {name: counts[name] for name in topics}
 
         try:
-            return retry(ask, doing="finding topics", on=KeyError, patience_s=_UNKNOWN_S, first_s=0.1, max_s=0.1)
+            return retry(ask, doing="finding topics", on=KeyError, patience_s=self._unknown_s, first_s=0.1, max_s=0.1)
         except KeyError as error:
             raise ConfigurationError(
                 f"expected topic {error.args[0]!r} on {self._base['bootstrap.servers']}, got none of that name; "
@@ -134,13 +134,11 @@ class KafkaAdmin:
 
         def ask() -> str:
             with self._asking(f"describe topic {topic!r}"):
-                answer = self._client.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)
-                found = str(answer[topic].result(_TIMEOUT_S).topic_id)
+                answer = self._client.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)
+                found = str(answer[topic].result(self._timeout_s).topic_id)
             return "" if found == _NO_ID else found
 
-        # As in `partition_counts`: a broker may not know its topics yet.
-        errors = (UnavailableError, ConfigurationError)
-        return retry(ask, doing="describing a topic", on=errors, patience_s=_UNKNOWN_S, first_s=0.1, max_s=0.5)
+        return self._patiently(ask, doing="describing a topic", is_unknown=True)
 
     def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The cluster's own settings of topics, by name; without those that nobody may describe."""
@@ -148,11 +146,11 @@ class KafkaAdmin:
 
         def ask() -> dict[str, dict[str, str]]:
             with self._asking("describe the settings of topics"):
-                answer = self._client.describe_configs([*wanted.values()], request_timeout=_TIMEOUT_S)
+                answer = self._client.describe_configs([*wanted.values()], request_timeout=self._timeout_s)
                 found = {}
                 for name, resource in wanted.items():
                     try:
-                        entries = answer[resource].result(_TIMEOUT_S)
+                        entries = answer[resource].result(self._timeout_s)
                     except KafkaException as error:
                         if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
                             raise
@@ -160,9 +158,7 @@ class KafkaAdmin:
                     found[name] = {key: entry.value for key, entry in entries.items() if entry.value is not None}
             return found
 
-        # As in `partition_counts`: a broker may not know its topics yet.
-        errors = (UnavailableError, ConfigurationError)
-        return retry(ask, doing="describing topics", on=errors, patience_s=_UNKNOWN_S, first_s=0.1, max_s=0.5)
+        return self._patiently(ask, doing="describing topics", is_unknown=True)
 
     def create_topics(self, wanted: list[NewTopic]) -> set[str]:
         """Creates topics; returns the names of those that existed already, which are left as they are."""
@@ -172,12 +168,12 @@ class KafkaAdmin:
         def create() -> None:
             with self._asking("create topics"):
                 futures = self._client.create_topics(
-                    list(left.values()), operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S
+                    list(left.values()), operation_timeout=self._timeout_s, request_timeout=self._timeout_s
                 )
                 failed = None
                 for name, future in futures.items():
                     try:
-                        future.result(_TIMEOUT_S)
+                        future.result(self._timeout_s)
                     except KafkaException as error:
                         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                             failed = translate(error.args[0], doing=f"create topic {name!r}")
@@ -190,7 +186,7 @@ class KafkaAdmin:
                     raise failed
 
         if left:
-            retry(create, doing="creating topics", patience_s=_UNKNOWN_S)
+            retry(create, doing="creating topics", patience_s=self._unknown_s)
         return existed
 
     def partitions(self, topic: str) -> list[TopicPartition]:
@@ -207,13 +203,13 @@ class KafkaAdmin:
 
     def offsets(self, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Offsets]:
         """First and next offsets of partitions."""
-        begins = _patiently(lambda: self._list_offsets(wanted, EarliestSpec()))  # type: ignore[no-untyped-call]
-        ends = _patiently(lambda: self._list_offsets(wanted, LatestSpec()))  # type: ignore[no-untyped-call]
+        begins = self._patiently(lambda: self._list_offsets(wanted, EarliestSpec()))  # type: ignore[no-untyped-call]
+        ends = self._patiently(lambda: self._list_offsets(wanted, LatestSpec()))  # type: ignore[no-untyped-call]
         return {where: Offsets(begins[where], ends[where]) for where in wanted}
 
     def offsets_at(self, wanted: Collection[TopicPartition], at_ms: int) -> dict[TopicPartition, int]:
         """The first offset of each partition whose record was written at that time or later, else its end."""
-        found = _patiently(lambda: self._list_offsets(wanted, TimestampSpec(at_ms), least=_NONE))
+        found = self._patiently(lambda: self._list_offsets(wanted, TimestampSpec(at_ms), least=_NONE))
         ends = self.offsets(wanted)
         return {where: ends[where].end if offset < 0 else offset for where, offset in found.items()}
 
@@ -222,9 +218,9 @@ class KafkaAdmin:
     ) -> dict[TopicPartition, int]:
         with self._asking("list offsets"):
             request = {partition_of(where): spec for where in wanted}
-            futures = self._client.list_offsets(request, request_timeout=_TIMEOUT_S)
+            futures = self._client.list_offsets(request, request_timeout=self._timeout_s)
             found = {
-                TopicPartition(partition.topic, partition.partition): future.result(_TIMEOUT_S).offset
+                TopicPartition(partition.topic, partition.partition): future.result(self._timeout_s).offset
                 for partition, future in futures.items()
             }
         for where, offset in found.items():
@@ -243,11 +239,11 @@ class KafkaAdmin:
 
         def ask() -> list[confluent_kafka.TopicPartition]:
             with self._group_client(group) as client, boundary(doing):
-                answer = client.committed(wanted, timeout=_TIMEOUT_S)
+                answer = client.committed(wanted, timeout=self._timeout_s)
             _raise_first(answer, doing)
             return answer
 
-        return {found.partition: found.offset for found in _patiently(ask) if found.offset >= 0}
+        return {found.partition: found.offset for found in self._patiently(ask) if found.offset >= 0}
 
     @contextlib.contextmanager
     def _group_client(self, group: str) -> Iterator[Consumer]:

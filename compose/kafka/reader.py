@@ -29,9 +29,6 @@ __all__ = ["GroupReader", "TailReader"]
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_S = 30.0
-_COMMITTED_TIMEOUT_S = 15.0
-_COMMIT_TIMEOUT_S = 15.0
 _MAX_UNREAD = 5000
 """Bound on what is read ahead while a commit is awaited."""
 _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
@@ -40,8 +37,9 @@ _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, K
 class TailReader:
     """LogReader by explicit assignment; `GroupReader` adds the group."""
 
-    def __init__(self, admin: KafkaAdmin, settings: Mapping[str, Any]) -> None:
-        self._admin = admin
+    def __init__(self, admin: KafkaAdmin, settings: Mapping[str, Any], *, close_s: float = 30.0) -> None:
+        """`close_s`: how long a consumer may take to close before it is left to itself."""
+        self._admin, self._close_s = admin, close_s
         self._settings = {**settings, "error_cb": log_error}
         self._next: dict[TopicPartition, int] = {}
         self._unread: list[Message] = []
@@ -142,9 +140,9 @@ class TailReader:
         # librdkafka has been seen to wait for its own threads for ever, behind a batch that was damaged.
         closing = threading.Thread(target=self._close, name="close a consumer", daemon=True)
         closing.start()
-        closing.join(_CLOSE_TIMEOUT_S)
+        closing.join(self._close_s)
         if closing.is_alive():
-            logger.warning("a consumer has not closed within %g s; it is left to itself", _CLOSE_TIMEOUT_S)
+            logger.warning("a consumer has not closed within %g s; it is left to itself", self._close_s)
 
     def _close(self) -> None:
         try:
@@ -170,7 +168,11 @@ def _record(message: Message) -> Record:
 class GroupReader(TailReader):
     """A member of a group with the cooperative protocol: a rebalance takes only the partitions that move."""
 
-    def __init__(self, admin: KafkaAdmin, settings: Settings, group: str, topics: Sequence[str]) -> None:
+    def __init__(
+        self, admin: KafkaAdmin, settings: Settings, group: str, topics: Sequence[str], *, answer_s: float = 15.0
+    ) -> None:
+        """`answer_s`: how long Kafka may take to tell what is committed, and to commit."""
+        self._answer_s = answer_s
         self._commits: list[tuple[KafkaError | None, set[tuple[str, int, int]]]] = []
         super().__init__(admin, {**settings, "on_commit": self._on_commit})
         self._group = group
@@ -202,7 +204,7 @@ class GroupReader(TailReader):
         if not partitions:
             return {}
         with boundary(f"tell the committed offsets of group {self._group!r}"):
-            committed = consumer.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
+            committed = consumer.committed(partitions, timeout=self._answer_s)
         offsets = {TopicPartition(found.topic, found.partition): found.offset for found in committed}
         kept = self._admin.kept(offsets)
         return {
@@ -241,7 +243,7 @@ class GroupReader(TailReader):
 
     def _await_commit(self, wanted: set[tuple[str, int, int]], doing: str) -> None:
         """Serves callbacks until this commit's has come; a synchronous commit has no time-out of its own."""
-        deadline = time.monotonic() + _COMMIT_TIMEOUT_S
+        deadline = time.monotonic() + self._answer_s
         paused: list[confluent_kafka.TopicPartition] = []
         while time.monotonic() < deadline:
             for error, offsets in self._commits:
@@ -260,7 +262,7 @@ class GroupReader(TailReader):
             self._unread += found
         if paused:
             self._consumer.resume(paused)
-        raise UnavailableError(f"expected Kafka to {doing} within {_COMMIT_TIMEOUT_S} s, got no answer; try again")
+        raise UnavailableError(f"expected Kafka to {doing} within {self._answer_s} s, got no answer; try again")
 
     def _on_commit(self, error: KafkaError | None, partitions: list[confluent_kafka.TopicPartition]) -> None:
         failed = error or next((partition.error for partition in partitions if partition.error is not None), None)

@@ -89,13 +89,13 @@ ENVIRONMENT = {
 _OTLP_GRPC_PORT = 4317
 """The one that OTLP over gRPC is registered for, and that exporters and Collectors use unless they are told."""
 _CLAIMS: list[BaseFileLock] = []
-_PORT_WAIT_S = 5.0
 _MEMBERS_S = 20.0
 """For members of a killed start to leave their group: twice their session."""
 
 
-def prepare_run(settings: RunSettings, path: Path) -> RunDir:
-    """The run's folder, with everything written that its processes read. The caller holds its lock."""
+def prepare_run(settings: RunSettings, path: Path, *, port_wait_s: float = 5.0) -> RunDir:
+    """The run's folder, with everything written that its processes read. The caller holds its lock. `port_wait_s`: for
+    who holds a port that is asked for, or was the last start's: it may be dying."""
     run_dir = RunDir.create(path, settings)
     before = run_dir.endpoints if run_dir.endpoints_file.exists() else None
     kafka, engine = settings.kafka.bootstrap_servers, settings.engine
@@ -104,7 +104,7 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
     def address(key: str, host: str, asked: int | None, last: str | None, *, usual: int | None = None) -> str:
         if not (asked or last) and usual is not None and usual not in taken and _is_ours(usual):
             last = f"{host}:{usual}"
-        port = _port(key, asked, last, taken)
+        port = _port(key, asked, last, taken, port_wait_s)
         taken.append(port)
         return f"{host}:{port}"
 
@@ -147,12 +147,12 @@ def _is_ours(port: int) -> bool:
     return is_free(port)
 
 
-def _port(key: str, asked: int | None, last: str | None, taken: Iterable[int]) -> int:
-    """The port asked for, else the last start's (whose holder may still be dying), else a free one."""
+def _port(key: str, asked: int | None, last: str | None, taken: Iterable[int], wait_s: float) -> int:
+    """The port asked for, else the last start's, else a free one."""
     wanted = asked if asked is not None else port_of(last) if last else None
     if wanted is None:
         return free_port(excluding=tuple(taken))
-    until = time.monotonic() + _PORT_WAIT_S
+    until = time.monotonic() + wait_s
     while not is_free(wanted):
         if time.monotonic() > until:
             if asked is not None:

@@ -39,12 +39,11 @@ __all__ = ["Child", "ProcessSpec"]
 _logger = logging.getLogger(__name__)
 _LOOK_S = 5.0
 """At most this counts as silence between two looks: a supervisor that was stopped itself has missed the beats."""
-_ASK_EVERY_S = 5.0
 _IDLE_SHARE = 0.01
 """Of one core; a program that is stopped, or waits for ever, uses less."""
 _MAX_LOG_BYTES = 16 * 1024 * 1024
-_LAST_LINES = 12
 """A log that is larger when its process starts is set aside once, so restarts cannot fill the disk."""
+_LAST_LINES = 12
 _MAX_OUTPUT = 256 * 1024
 """Of what a process wrote, the end that is looked through for the cause of its death."""
 _CAUSE_FOLLOWS, _LOG_FOLLOWS = "; root cause: ", "; last lines of "
@@ -85,6 +84,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     ask_work: Callable[[], int | None] | None = None
     """For a program that gives no beats: units of work that it says it has done, within a second or so; None: no
     answer. While it does not answer, its use of the CPU counts as a beat: an engine that loads is at work."""
+    ask_every_s: float = 5.0
 
 
 class Child:
@@ -197,14 +197,18 @@ class Child:
     def _newest_beat(self) -> BeatRecord | None:
         if self.spec.beats is not None:
             return read_beat(self.spec.beats)
-        if self.spec.ask_work is None or self._process is None or time.monotonic() - self._asked_at < _ASK_EVERY_S:
+        if (
+            self.spec.ask_work is None
+            or self._process is None
+            or time.monotonic() - self._asked_at < self.spec.ask_every_s
+        ):
             return None
         work = self.spec.ask_work()
         self._asked_at = time.monotonic()
         before, self._cpu_s = self._cpu_s, session_cpu_s(self._process.pid)
         if work is not None:
             told = BeatRecord(num_turns=1, within_s=WITHIN_S, work=work, doing="")
-        elif self._cpu_s - before > _IDLE_SHARE * _ASK_EVERY_S:
+        elif self._cpu_s - before > _IDLE_SHARE * self.spec.ask_every_s:
             told = self.beat
         else:
             return None

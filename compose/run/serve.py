@@ -45,8 +45,6 @@ from .wiring import Wiring
 
 __all__ = ["NAMES", "lacking", "serve"]
 
-_LOCK_WAIT_S = 5.0
-"""A predecessor that was told to die may still be leaving."""
 _logger = logging.getLogger(__name__)
 
 
@@ -57,10 +55,13 @@ def serve(
     stage: str | None = None,
     ordinal: int = 0,
     run: Callable[[Wiring, threading.Event, Metrics], None] | None = None,
+    lock_wait_s: float = 5.0,
 ) -> int:
     """Runs the process; returns its exit status. Blocking; call it from the main thread.
 
-    `run` is the loop of a process that is none of NAMES.
+    Args:
+        run: the loop of a process that is none of NAMES.
+        lock_wait_s: for a predecessor that was told to die, and may still be leaving.
     """
     _set_up_logging(run_dir.resolve().name, process_name(name, stage, ordinal))
     os.environ.update(without_proxy(os.environ))
@@ -74,7 +75,7 @@ def serve(
         folder = RunDir.open(run_dir)
         _check_release(name, folder)
         process = process_name(name, stage, ordinal)
-        with folder.lock(f"serve-{process}", wait_s=_LOCK_WAIT_S):
+        with folder.lock(f"serve-{process}", wait_s=lock_wait_s):
             wiring, metrics = Wiring(folder, listening_fd=inherited_fd(os.environ)), Metrics()
             # The engine becomes another program, which reports nothing; its supervisor does.
             with contextlib.ExitStack() as shown:

@@ -35,8 +35,6 @@ Made = TypeVar("Made")
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
-_LAYER_PATIENCE_S = 180.0
-"""For the hook before a layer, counted from its first failure: the gates below may take longer to be ready."""
 
 
 class OutcomeKind(StrEnum):
@@ -86,6 +84,7 @@ class Supervisor:
         *,
         logs: Path,
         backoff: Backoff | None = None,
+        layer_patience_s: float = 180.0,
         metrics: Metrics | None = None,
         on_change: Callable[[], object] = lambda: None,
         on_layer: Callable[[int], None] = lambda _: None,
@@ -97,6 +96,8 @@ class Supervisor:
             specs: the processes, in the order in which they are started.
             logs: the folder of their logs.
             backoff: pauses between restarts.
+            layer_patience_s: for `on_layer`, counted from its first failure: the gates below may take longer to be
+                ready.
             metrics: where restarts are counted, and who runs.
             on_change: told whenever a process changed state.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
@@ -106,7 +107,7 @@ class Supervisor:
             say: a line for people.
         """
         self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
-        self._backoff = backoff or Backoff()
+        self._backoff, self._layer_patience_s = backoff or Backoff(), layer_patience_s
         self._metrics = metrics or Metrics()
         self._tell = on_change
         self._on_layer = on_layer
@@ -210,7 +211,7 @@ class Supervisor:
             # A broker that just started may be slow to answer its first questions. Not by `retry`, which would block:
             # between two tries signals are heard and the layers below looked after.
             self._hook_failing_since = self._hook_failing_since or time.monotonic()
-            if time.monotonic() - self._hook_failing_since > _LAYER_PATIENCE_S:
+            if time.monotonic() - self._hook_failing_since > self._layer_patience_s:
                 raise
             _logger.warning("waiting: %s", error)
             return

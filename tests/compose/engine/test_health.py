@@ -103,12 +103,11 @@ def test_an_engine_that_loads_is_waited_for_once_said(monkeypatch: pytest.Monkey
     """Up to a time, with the key in the message."""
     health = iter([False, False, True])
     monkeypatch.setattr(engine_health, "answers", lambda *_: next(health, False))
-    monkeypatch.setattr(engine_health, "_PAUSE_S", 0.0)
     said: list[str] = []
-    wait_ready("http://engine", say=said.append)
+    wait_ready("http://engine", pause_s=0.0, say=said.append)
     assert said == ["waiting for the engine at http://engine"]
     with pytest.raises(UnavailableError, match=r"\[engine\] url: expected an engine at http://engine"):
-        wait_ready("http://engine", timeout_s=0.0)
+        wait_ready("http://engine", timeout_s=0.0, pause_s=0.0)
 
 
 @pytest.fixture

@@ -38,8 +38,7 @@ def asked(
     """The offsets that an admin tells of one partition."""
     client = SimpleNamespace(list_offsets=answering(said))
     monkeypatch.setattr(admin_module, "AdminClient", lambda *_, **__: client)
-    monkeypatch.setattr(admin_module, "_TIMEOUT_S", patience_s)
-    return KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}).offsets([WHERE])
+    return KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, timeout_s=patience_s).offsets([WHERE])
 
 
 def test_an_offset_that_the_broker_did_not_say_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,12 +145,10 @@ def test_an_admin_client_that_got_no_answer_is_replaced(error: Exception, monkey
     assert len(clients) == 3
 
 
-def test_a_replaced_admin_client_is_gone_at_once_whoever_holds_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_admin_client_is_gone_at_once_whoever_holds_the_error() -> None:
     """A thread of the client's may hold the error longest: a client that ended with it there would abort the process,
     as librdkafka wants to be ended by none of its own threads. (To list topics is asked in none.)"""
-    monkeypatch.setattr(kafka_admin, "_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(kafka_admin, "_UNKNOWN_S", 0.0)
-    admin = KafkaAdmin(shared_settings("127.0.0.1:1", {}))
+    admin = KafkaAdmin(shared_settings("127.0.0.1:1", {}), timeout_s=0.1, unknown_s=0.0)
     asked = (
         lambda: admin.topic_id("t"),
         lambda: admin.topic_settings(["t"]),
@@ -174,11 +172,9 @@ def test_many_questions_without_an_answer_abort_no_process() -> None:
     assert asked.returncode == 0, asked.stderr[-2000:]
 
 
-def test_each_question_gives_a_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_question_gives_a_beat() -> None:
     """Several in a row, each bounded, are together longer than a process may be silent."""
-    monkeypatch.setattr(kafka_admin, "_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(kafka_admin, "_UNKNOWN_S", 0.0)
     beats: list[Beat] = []
     with kept(beats.append), pytest.raises(UnavailableError):
-        KafkaAdmin(shared_settings("127.0.0.1:1", {})).topic_id("topic")
+        KafkaAdmin(shared_settings("127.0.0.1:1", {}), timeout_s=0.01, unknown_s=0.0).topic_id("topic")
     assert "describe topic 'topic'" in [beat.doing for beat in beats]

@@ -12,7 +12,6 @@ import pytest
 from confluent_kafka.cimpl import NewTopic
 
 from tests.memory_log import MemoryLog
-from tracegrad.compose.kafka import admin as kafka_admin
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.writer import partition_for
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
@@ -192,7 +191,7 @@ def test_unknown_partition_is_a_configuration_error(log: Log, new_topic: Maker) 
 
 def test_unknown_topic_is_a_configuration_error(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is created by itself; the writer says so soon, not after the delivery time-out."""
-    monkeypatch.setattr(kafka_admin, "_UNKNOWN_S", 0.3)
+    monkeypatch.setattr(getattr(log, "admin", log), "_unknown_s", 0.3, raising=False)
     for ask in (
         lambda: log.tail({TopicPartition("nowhere", 0): 0}),
         lambda: log.join("group", ["nowhere"]),

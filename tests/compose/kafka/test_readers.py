@@ -50,9 +50,9 @@ class _Script:
 class _ScriptedReader(TailReader):
     """Reads partition 0 of `t` from 0."""
 
-    def __init__(self, script: _Script) -> None:
+    def __init__(self, script: _Script, **waits: float) -> None:
         self._script = script
-        super().__init__(script, {})  # type: ignore[arg-type]
+        super().__init__(script, {}, **waits)  # type: ignore[arg-type]
         self.assign({WHERE: 0})
 
     def _new_consumer(self) -> Consumer:
@@ -97,8 +97,7 @@ def test_a_consumer_that_never_closes_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is left behind, and said."""
-    monkeypatch.setattr("tracegrad.compose.kafka.reader._CLOSE_TIMEOUT_S", 0.1)
-    reader, ever = _ScriptedReader(_Script([])), threading.Event()
+    reader, ever = _ScriptedReader(_Script([]), close_s=0.1), threading.Event()
     monkeypatch.setattr(_Script, "close", lambda script: ever.wait(30), raising=False)
     reader.close()
     assert "has not closed within 0.1 s" in caplog.text and not ever.is_set()

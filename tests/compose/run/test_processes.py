@@ -157,7 +157,6 @@ def test_a_process_is_alone_under_its_name(
     is_refused: bool,
 ) -> None:
     """Two stream workers with one instance id would take the partitions from each other for ever."""
-    monkeypatch.setattr(serve, "_LOCK_WAIT_S", 0.0)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     served = list[int]()
     monkeypatch.setattr(serve, "_run", lambda name, stage, ordinal, *_: served.append(ordinal))

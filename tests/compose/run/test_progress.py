@@ -173,9 +173,11 @@ def test_an_engine_that_does_not_answer_is_frozen_only_if_it_computes_nothing(
     """A load, or a long prompt on a CPU, holds up its answers; work is what it says it has served."""
     answers: list[Any] = [3]
     monkeypatch.setattr(process, "WITHIN_S", 1.0)
-    monkeypatch.setattr(process, "_ASK_EVERY_S", 0.3)
     spec = ProcessSpec(
-        name="engine", argv=("/bin/sh", "-c", script), ask_work=lambda: answers.pop() if answers else None
+        name="engine",
+        argv=("/bin/sh", "-c", script),
+        ask_work=lambda: answers.pop() if answers else None,
+        ask_every_s=0.3,
     )
     child = Child(spec, tmp_path)
     child.start()

@@ -68,14 +68,13 @@ def test_settings_that_contradict_the_log_are_refused(tmp_path: Path, changes: d
         RunDir.create(tmp_path, msgspec.structs.replace(SETTINGS, run="other"))
 
 
-def test_a_port_that_is_taken_is_named_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_named_with_its_key(tmp_path: Path) -> None:
     """Before anything starts."""
-    monkeypatch.setattr("tracegrad.compose.run.pipeline._PORT_WAIT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         settings = msgspec.structs.replace(SETTINGS, llm=LlmConfig(port=port))
         with pytest.raises(ConfigurationError, match=rf"\[llm\] port: {port} is taken by another program"):
-            prepare_run(settings, tmp_path)
+            prepare_run(settings, tmp_path, port_wait_s=0.0)
 
 
 def test_a_run_has_a_key_of_its_own_for_ever(tmp_path: Path) -> None:

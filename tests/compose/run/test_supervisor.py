@@ -222,11 +222,8 @@ def test_a_stubborn_process_is_killed_at_its_time(tmp_path: Path) -> None:
     eventually(lambda: gone(int((tmp_path / "grandchild").read_text())), "the grandchild is gone")
 
 
-def test_a_hook_is_tried_again_however_long_the_gate_below_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hook_is_tried_again_however_long_the_gate_below_took(tmp_path: Path) -> None:
     """A broker whose first download outlasts the hook's patience, and that is then slow to answer twice."""
-    monkeypatch.setattr("tracegrad.compose.run.supervisor._LAYER_PATIENCE_S", 0.5)
     began = time.monotonic()
     calls: list[int] = []
 
@@ -240,20 +237,20 @@ def test_a_hook_is_tried_again_however_long_the_gate_below_took(
         argv=("/bin/sh", "-c", "exec sleep 60"),
         is_ready=lambda: time.monotonic() - began > 1.0,
     )
-    supervisor = Supervisor([broker, shell("job", "exit 0", layer=1, is_job=True)], logs=tmp_path, on_layer=hook)
+    specs = [broker, shell("job", "exit 0", layer=1, is_job=True)]
+    supervisor = Supervisor(specs, logs=tmp_path, layer_patience_s=0.5, on_layer=hook)
     assert supervisor.run().kind is OutcomeKind.DONE
     assert calls == [0, 1, 1, 1]
 
 
-def test_a_hook_that_goes_on_failing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_goes_on_failing_ends_the_run(tmp_path: Path) -> None:
     """Patience counts from its first failure, and ends."""
-    monkeypatch.setattr("tracegrad.compose.run.supervisor._LAYER_PATIENCE_S", 0.3)
 
     def hook(layer: int) -> None:
         raise UnavailableError("no answer")
 
     with pytest.raises(UnavailableError, match="no answer"):
-        Supervisor([shell("job", "exit 0", is_job=True)], logs=tmp_path, on_layer=hook).run()
+        Supervisor([shell("job", "exit 0", is_job=True)], logs=tmp_path, layer_patience_s=0.3, on_layer=hook).run()
 
 
 def test_a_layer_waits_for_the_gates_below(tmp_path: Path) -> None:
