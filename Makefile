@@ -10,7 +10,7 @@ RUNS := tests/e2e tests/compose/history tests/compose/page tests/compose/run
 INSTALL = test -n "$(PYTHON3)" || { echo "tracegrad: expected python3 on PATH, got none; install Python 3.11" >&2; exit 2; }; \
 	"$(PYTHON3)" "$(ROOT)requirements/install.py"
 
-.PHONY: help demo test suite runs env check fast lint types clean
+.PHONY: help demo test mutants suite runs env check fast lint types clean
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' "$(ROOT)Makefile" | sed 's/:.*## /\t/' | expand -t 10
 
@@ -23,6 +23,9 @@ demo:  ## train the small agent and show it live; ARGS="--steps 10 --seed 1"
 
 test: env lint  ## lint, types, all tests (real Kafka, Faust, vLLM, torch)
 	@"$(MAKE)" -f "$(ROOT)Makefile" --no-print-directory -j3 types suite $(if $(strip $(ARGS)),,runs)
+
+mutants: env  ## bring old faults back, one at a time: does a test turn red (tests/mutants)
+	@cd "$(ROOT)" && $(PYTHON) -m tests.mutants.run $(ARGS)
 
 # Half of what tests of whole runs do is waiting for processes, so they run beside the others.
 suite:

@@ -170,6 +170,7 @@ def light_modules() -> Iterator[str]:
     [
         pytest.param(list(light_modules()), HEAVY, id="light rooms"),
         pytest.param(["tracegrad.compose.cli"], HEAVY - {"confluent_kafka"} | SLOW, id="the command line's help"),
+        pytest.param(["tracegrad.compose.cli.chat"], {"httpx"}, id="a command of who installed another extra"),
     ],
 )
 def test_light_programs_load_nothing_heavy(modules: list[str], heavy: set[str]) -> None:

@@ -130,7 +130,6 @@ def test_a_run_whose_episodes_are_not_read_yet_says_that(board: Board) -> None:
     """And not that there are none; likewise where groups are looked for."""
     with board.index() as connection:
         connection.execute("DELETE FROM episodes")
-    board.is_indexed = False
     for of in ("/learned", "/groups"):
         html = draw(board, of)
         assert "are being read" in html and "No held-out" not in html and "No group" not in html

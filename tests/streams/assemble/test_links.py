@@ -115,6 +115,20 @@ def test_a_trace_is_forwarded_to_the_conversation_that_it_names(
     )
 
 
+def test_a_trace_goes_to_its_conversation_before_that_falls_silent() -> None:
+    """Its root is still out, so that the clock sends it: after a part of the silence that ends the conversation."""
+    run = streams()
+    run.feed(captured(KEY, "none", conversation_key=KEY, trace_id=OTHER))
+    run.tick(0.0)
+    run.feed(BY_CONVERSATION, otlp(span(TRACE, 2, "POST", parent=1)))
+    for now in (3.0, 6.0, 9.0):
+        run.tick(now)
+    assert markers(run) == {TRACE: f"forwarded {KEY}"}
+    close(run)
+    (episode,) = episodes(run).values()
+    assert len(episode.calls) == 2
+
+
 def test_a_trace_that_is_whole_goes_at_once_and_what_comes_later_follows() -> None:
     """No clock is needed where its root has come; a restart remembers whither, by the marker."""
     run = streams()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from tests.memory_log import MemoryLog
 from tests.versions import RUN, claim, manifest
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log.protocol import LogWriter, Offsets
+from tracegrad.schemas.log.protocol import LogWriter, Offsets, Position
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.training import ADVANTAGES, CallAdvantage
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
@@ -119,6 +121,32 @@ def test_advantages_are_told_once_a_group_and_those_that_do_not_fit_are_left_out
     assert sorted(one.group_id for one in told) == sorted(f"g{number}" for number in range(1, 40))
     assert {(one.step, one.epoch, one.calls) for one in told} == {(1, 1, calls)}
     assert "the advantages of group g0 are not told: too large" in caplog.text
+
+
+def test_few_advantages_are_under_way_at_once(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer's queue is bounded: a full one would end the trainer for a record that nothing is built on."""
+    log.create_topic(TOPICS.name(Topic.ADVANTAGES), 1)
+    under_way, begun = set[Future[Position]](), list[Future[Position]]()
+
+    class Patient(Future[Position]):
+        """Acknowledged as soon as somebody waits for it."""
+
+        def done(self) -> bool:
+            if self in under_way:
+                under_way.remove(self)
+                self.set_result(Position(TOPICS.name(Topic.ADVANTAGES), 0, 0))
+            return True
+
+    def append(*_: Any, **__: Any) -> Future[Position]:
+        begun.append(Patient())
+        under_way.add(begun[-1])
+        assert len(under_way) <= 16
+        return begun[-1]
+
+    writer = log.writer()
+    monkeypatch.setattr(writer, "append", append)
+    ownership(log, writer=writer).advantages(step(1), ((f"g{number}", ()) for number in range(40)))
+    assert len(begun) == 40 and not under_way
 
 
 def test_manifest_after_a_higher_claim_is_void_and_its_writer_stops(log: MemoryLog) -> None:
