@@ -41,6 +41,8 @@ app = typer.Typer(
 GONE = {
     "--from-file": "--from takes a time, from which on a history is read",
     "--kafka": "--source-dir names the folder of the source run",
+    "--only": "a replay without --mode is folded alone, and by the same command with --mode trained on later",
+    "--rate": "a quota of your Kafka bounds what a client reads",
     "--run": "name the run without it, as in `tracegrad status NAME`",
     "--run-dir": "name the run's folder where its name would stand, by --run or as an argument",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from datetime import UTC, datetime, timedelta
@@ -16,7 +15,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Term
 from tracegrad.trainer.history.config import Mode
 
-from ..history.request import DryRun, Only
+from ..history.request import DryRun
 from ..printable_log import LogFormat
 from ..run.load import load_over
 from ..run.settings import RunSettings
@@ -34,7 +33,6 @@ __all__ = [
     "check_window",
     "history_range",
     "moment_ms",
-    "rate_of",
     "replay",
 ]
 
@@ -56,17 +54,12 @@ Where = Annotated[
     str | None,
     typer.Option("--where", help="Groups by facts, such as 'service=shop agent=planner'.", show_default=False),
 ]
-Rate = Annotated[str, typer.Option(help="Records a second, at most, or max.")]
 ModeOption = Annotated[
     Mode | None,
     typer.Option("--mode", help="Train on it: same, offline or filter; else it is only folded.", show_default=False),
 ]
 Reclose = Annotated[
     bool, typer.Option("--reclose", help="Assemble anew, late records too, not as the source recorded.")
-]
-OnlyOption = Annotated[
-    Only | None,
-    typer.Option("--only", help="Fold, and train later; or train on what was folded.", show_default=False),
 ]
 GraderOption = Annotated[
     str | None,
@@ -99,9 +92,7 @@ def replay(
     source_dir: Source = None,
     set_: Set = None,
     grader: GraderOption = None,
-    rate: Rate = "max",
     mode: ModeOption = None,
-    only: OnlyOption = None,
     reclose: Reclose = False,
     dry_run: DryRunOption = None,
     as_json: JsonFlag = False,
@@ -111,8 +102,8 @@ def replay(
     """Fold a run's past again into a new run, under the same rules or others; perhaps train on it.
 
     The source is only read: one that has ended is opened from its folder. A replay that was stopped goes on when the
-    same command is given again. With --grader, or as `regrade`, another grader's rewards stand in the place of the
-    earlier one's; what people said stays.
+    same command is given again; one without --mode is trained on later by the same command with one. With --grader, or
+    as `regrade`, another grader's rewards stand in the place of the earlier one's; what people said stays.
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
 
@@ -132,9 +123,7 @@ def replay(
         begin_ms=meant.begin_ms,
         end_ms=meant.end_ms,
         where=_terms(where, mode),
-        rate=rate_of(rate),
         dry_run=dry_run,
-        only=only,
         mode=mode,
         reclose=reclose,
         grader=code_digest(settings.reward.grader) if grader and settings.reward and settings.reward.grader else "",
@@ -208,17 +197,6 @@ def check_window(begin_ms: int | None, end_ms: int | None) -> None:
     """Raises ConfigurationError where nothing can lie between."""
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConfigurationError("--from, --to: expected --to to be later than --from, got none; exchange them")
-
-
-def rate_of(text: str) -> float | None:
-    """Records a second; None: as fast as it goes. Raises ConfigurationError."""
-    try:
-        rate = None if text == "max" else float(text)
-    except ValueError:
-        rate = math.nan
-    if rate is not None and not 0.1 <= rate < math.inf:
-        raise ConfigurationError(f"--rate: expected records a second, at least 0.1, or max, got {text!r}")
-    return rate
 
 
 def moment_ms(text: str, flag: str, now: datetime, others: str = "") -> int:

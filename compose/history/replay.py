@@ -103,7 +103,7 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
             show.say(f"weights may differ in their last bits: {'; '.join(told)}")
         run_dir = RunDir(path.resolve())
         status = _made(request, source, settings, run_dir, show)
-        if status or request.dry_run or request.only == "streams" or request.mode is None:
+        if status or request.dry_run or request.mode is None:
             return status
         into = Wiring(run_dir)
         with run_dir.lock():
@@ -119,7 +119,7 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
 
 def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir: RunDir, show: Show) -> int:
     """All that a trainer finds, made or found made. Returns the exit status."""
-    if request.only == "train" and run_dir.history is not None:
+    if _is_folded(request, run_dir) and run_dir.history is not None:
         with run_dir.lock():
             remember(remembered(request, source, settings, run_dir), source, settings, run_dir)
             into = Wiring(prepare_run(settings, run_dir.path))
@@ -133,6 +133,12 @@ def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir
             return _fold(request, history, of_source, None, settings, show)
         show.result("records", *told_size(history, of_source))
     return 0
+
+
+def _is_folded(request: ReplayRequest, run_dir: RunDir) -> bool:
+    """Whether only the training is left of what is asked for."""
+    before = run_dir.replayed
+    return request.mode is not None and request.dry_run is None and before is not None and before.is_folded
 
 
 def _check_functions(settings: RunSettings) -> None:
@@ -154,7 +160,7 @@ def opened(source: RunDir, say: Callable[[str], None] = lambda why: None) -> Ite
 def _write(request: ReplayRequest, source: Wiring, settings: RunSettings, run_dir: RunDir, show: Show) -> int:
     """All that a trainer finds. Returns the exit status."""
     request = remembered(request, source.run_dir, settings, run_dir)
-    history = select_history(request, source) if request.only != "train" else None
+    history = select_history(request, source) if not _is_folded(request, run_dir) else None
     with run_dir.lock():
         remember(request, source.run_dir, settings, run_dir)
         into = Wiring(prepare_run(settings, run_dir.path))
@@ -165,7 +171,7 @@ def _write(request: ReplayRequest, source: Wiring, settings: RunSettings, run_di
                 remember(request, source.run_dir, settings, run_dir, is_folded=True)
             if status == 0 and request.mode is not None:
                 _write_history(request.mode, source, into)
-                status = 0 if request.only == "streams" else _say_untrained(into, show)
+                status = _say_untrained(into, show)
     return status
 
 
@@ -239,7 +245,6 @@ def _fold(
             stop=stop,
             tell=lambda progress: _tell(show, progress, metrics),
             look=changes.take if changes is not None else None,
-            rate=request.rate,
         )
     _tell(show, done, metrics)
     _tell_problems(show, metrics)

@@ -26,7 +26,6 @@ from ..run.settings import RunSettings
 
 __all__ = [
     "DryRun",
-    "Only",
     "ReplayRequest",
     "check_same",
     "check_source",
@@ -39,8 +38,6 @@ __all__ = [
 
 DryRun = Literal["count", "full"]
 """Write nothing: count what there is to read, or fold it too."""
-Only = Literal["streams", "train"]
-"""A part of a replay: fold, and leave the training for later; or train on what was folded, and read no raw record."""
 _RULES = ("air", "credit", "feedback", "policy", "reward", "select", "streams")
 """Sections by which the same records become the same transitions."""
 
@@ -59,14 +56,10 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """And before this time."""
     where: tuple[Term, ...] = ()
     """Groups of which an episode fits."""
-    rate: float | None = None
-    """Records a second, at most."""
     reclose: bool = False
     """Not by what the source recorded: everything is assembled anew."""
     dry_run: DryRun | None = None
     """None: write."""
-    only: Only | None = None
-    """None: all that the mode asks for."""
     mode: Mode | None = None
     """How it is trained on; None: not at all."""
     grader: str = ""
@@ -82,10 +75,6 @@ def known_source(path: Path) -> Path | None:
 def check_source(request: ReplayRequest, source: RunDir) -> None:
     """Refuses a request that contradicts itself, and what holds no history of its own, or not all of it yet. Raises
     ConfigurationError."""
-    if request.only is not None and request.dry_run is not None:
-        raise ConfigurationError(f"--only {request.only}, --dry-run: a dry run writes nothing; leave one of them out")
-    if request.only == "train" and request.mode is None:
-        raise ConfigurationError("--only train: expected a --mode to train by, got none: same, offline or filter")
     if (replayed := source.replayed) is not None:
         raise ConfigurationError(
             f"run {source.record.name} is itself a replay, whose records lie on the log that it was made of: name that "
@@ -128,12 +117,6 @@ def remembered(request: ReplayRequest, source: RunDir, settings: RunSettings, ru
     """The request, with the window of the first command where this is another of the same. Raises ConfigurationError
     where the folder holds something else."""
     before = run_dir.replayed
-    if request.only == "train" and (before is None or not before.is_folded):
-        raise ConfigurationError(
-            f"--only train: expected a replay in {run_dir.path} that has been folded to its end, got "
-            f"{'none' if before is None else 'one that was stopped before'}; fold it first, by the same command with "
-            "--only streams"
-        )
     if before is None:
         if run_dir.is_made:
             raise ConfigurationError(

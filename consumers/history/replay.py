@@ -129,7 +129,6 @@ def replay(
     stop: threading.Event,
     tell: Callable[[Progress], None],
     look: Callable[[Output], None] | None = None,
-    rate: float | None = None,
 ) -> Progress:
     """Reads the history once, folds it, and writes what follows. Blocks until the end, or until `stop` is set.
 
@@ -139,7 +138,6 @@ def replay(
         target: the new run's log; None: nothing is written, it is only counted.
         topics: the new run's.
         look: is shown each record that is made.
-        rate: records a second, at most; None: as fast as it goes.
     """
     refold.give_up(history.bounds)
     written = _Written(target, topics) if target is not None else None
@@ -158,8 +156,7 @@ def replay(
             if now - told >= _TELL_S:
                 told = now
                 tell(progress())
-            ahead_s = reading.num_read / rate - (now - reading.started) if rate else 0.0
-            if stop.wait(ahead_s) if ahead_s > 0 else stop.is_set():
+            if stop.is_set():
                 return progress()
         if stop.is_set():
             return progress()

@@ -57,10 +57,10 @@ def test_a_part_of_a_history_is_graded_as_it_is_replayed(
     runs: Path, asked: list[tuple[ReplayRequest, RunSettings]]
 ) -> None:
     """By the same options."""
-    regraded(runs, from_="2024-01-02T00:00:00Z", where="task=a", mode="filter", only="streams")
+    regraded(runs, from_="2024-01-02T00:00:00Z", where="task=a", mode="filter")
     ((request, _),) = asked
     assert request.begin_ms == 1_704_153_600_000
-    assert (request.where, request.only) == ((Term("task", "=", "a"),), "streams")
+    assert request.where == (Term("task", "=", "a"),)
 
 
 @pytest.mark.parametrize(

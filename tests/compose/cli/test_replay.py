@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tests.compose.run.example_settings import SETTINGS
 from tracegrad.compose.cli import app
-from tracegrad.compose.cli.replay_command import moment_ms, rate_of, replay
+from tracegrad.compose.cli.replay_command import moment_ms, replay
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest, remember
 from tracegrad.compose.history.run_broker import is_running, open_broker, readable
@@ -98,8 +98,6 @@ def _no_broker(source: RunDir, **_: object) -> Any:
         ({"into": "new", "set_": ['air.rules=[{"name": "x", "value": "much"}]']}, "value"),
         ({"into": "new", "set_": ['air.rules=[{"name": "x"']}, "expected JSON"),
         ({"into": "new", "set_": ["air.function=/nowhere/rule.py:pay"]}, "no such file: /nowhere/rule.py"),
-        ({"into": "new", "rate": "fast"}, "--rate: expected records a second, at least 0.1, or max, got 'fast'"),
-        ({"into": "new", "only": "train"}, "expected a --mode"),
         ({"into": "new", "where": "reward>0", "mode": "offline"}, "--where: expected facts known before the outcome"),
         ({"into": "new", "where": "service=shop", "mode": "same"}, "a part of the history"),
     ],
@@ -136,19 +134,6 @@ def test_a_grader_whose_folder_is_gone_is_told_which_keys_name_it(runs: Path) ->
     with pytest.raises(ConfigurationError, match=r"No such file .* --set agent\.cwd"):
         replay(grader=_strict(runs), from_="run:mine", into="new", set_=["agent.cwd=/nowhere"], runs_dir=runs)
     assert not (runs / "new").exists()
-
-
-@pytest.mark.parametrize(("text", "rate"), [("max", None), ("0.5", 0.5), ("2000", 2000.0)])
-def test_a_rate_is_a_number_or_none(text: str, rate: float | None) -> None:
-    """As much as the machine gives."""
-    assert rate_of(text) == rate
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "10/s"])
-def test_what_is_no_rate_is_refused(text: str) -> None:
-    """A replay at it would never end, or is not meant."""
-    with pytest.raises(ConfigurationError, match="--rate: expected records a second"):
-        rate_of(text)
 
 
 @pytest.mark.parametrize(

@@ -156,36 +156,35 @@ def test_groups_are_chosen_by_what_stands_on_their_episodes(
     assert groups_of(logs, tmp_path) == source.values(Topic.TRANSITIONS)[1:2]
 
 
-def test_what_was_folded_alone_is_trained_on_later_without_its_source(
+def test_what_was_folded_alone_is_trained_on_later_without_a_raw_record(
     runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what was not folded is not."""
+    """By the same command with a mode; and a training that was stopped goes on without the source."""
     trained = []
     monkeypatch.setattr(history, "supervise", lambda onlookers, *_, **__: trained.append(onlookers.wiring.record.name))
     monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
     asked, policy = {"mode": "offline"}, PolicyConfig(model="/somewhere")
-    with pytest.raises(ConfigurationError, match=r"--only train: expected a replay .* got none; fold it first"):
-        replayed(tmp_path, {**asked, "only": "train"}, policy=policy)
-    assert not (tmp_path / "again").exists()
-    assert replayed(tmp_path, {**asked, "only": "streams"}, policy=policy)[0] == 0
+    assert replayed(tmp_path, {}, policy=policy)[0] == 0
     assert (trained, len(groups_of(runs[1], tmp_path))) == ([], 3)
+    monkeypatch.setattr(history, "select_history", None)
+    replayed(tmp_path, asked, policy=policy)
     monkeypatch.setattr(history, "_opened", None)
-    replayed(tmp_path, {**asked, "only": "train"}, policy=policy)
-    assert trained == ["again"]
+    replayed(tmp_path, asked, policy=policy)
+    assert trained == ["again", "again"]
 
 
-@pytest.mark.parametrize("only", [None, "train"])
+@pytest.mark.parametrize("is_folded", [False, True])
 def test_a_replay_with_nothing_to_train_says_why_and_starts_no_trainer(
-    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str | None
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folded: bool
 ) -> None:
     """Status 1, and no version: its start model would be published as one. Also where it was folded before."""
     trained = []
     monkeypatch.setattr(history, "supervise", lambda *_, **__: trained.append(1))
     monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
     named = {"policy": PolicyConfig(model="/somewhere"), "replay": ReplayConfig(bound=1.5)}
-    if only is not None:
-        assert replayed(tmp_path, {"mode": "filter", "only": "streams"}, **named)[0] == 0
-    status, told = replayed(tmp_path, {"mode": "filter", "only": only}, **named)
+    if is_folded:
+        assert replayed(tmp_path, {}, **named)[0] == 0
+    status, told = replayed(tmp_path, {"mode": "filter"}, **named)
     assert (status, trained) == (1, [])
     assert told.lines[-1] == (
         "nothing to train: 3 calls of policy in 3 episodes, none of them in the loss, so no version is published. 100% "
@@ -284,20 +283,4 @@ def test_a_range_that_retention_ate_is_named(runs: tuple[SourceRun, dict[str, Me
         replayed(tmp_path, {"asked": "--from earliest"})
     with pytest.raises(ConfigurationError, match=f"--where task=no: expected groups .* retention .*{told}"):
         replayed(tmp_path, {"asked": "--where task=no", "where": (Term("task", "=", "no"),)})
-    assert not (tmp_path / "again").exists()
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"only": "train"}, "--only train: expected a --mode to train by, got none"),
-        ({"only": "streams", "dry_run": "count"}, "leave one of them out"),
-    ],
-)
-def test_a_request_that_contradicts_itself_is_refused(
-    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, asked: dict[str, Any], message: str
-) -> None:
-    """Before anything is written."""
-    with pytest.raises(ConfigurationError, match=message):
-        replayed(tmp_path, asked)
     assert not (tmp_path / "again").exists()
