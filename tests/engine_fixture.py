@@ -36,7 +36,7 @@ from tracegrad.trainer.store.durable import describe_files
 
 __all__ = ["SMALL", "RunningEngine", "generate_body", "started"]
 
-SMALL = EngineConfig(max_model_len=512, max_num_seqs=32, kv_cache_bytes=64 << 20)
+SMALL = EngineConfig(max_model_len=512, kv_cache_bytes=64 << 20, args=("--max-num-seqs", "32"))
 
 
 class RunningEngine:

@@ -36,8 +36,6 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     """vLLM's parser of the model's tool calls; None: the model calls no tools."""
     tool_parser_plugin: File | None = None
     """A Python file that registers a parser of one's own with vLLM."""
-    max_num_seqs: Count = 128
-    """Sequences decoded at once."""
     kv_cache_bytes: Count | None = None
     """Memory for the KV cache; None: 128 MiB on CPU, vLLM's choice on a GPU."""
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -45,7 +43,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     threads: Count = 1
     """CPU threads of the engine; more than one helps only real models on an otherwise idle machine."""
     args: tuple[str, ...] = ()
-    """More arguments for vLLM's server."""
+    """More arguments for vLLM's server, such as `["--max-num-seqs", "256"]`; they count above ours."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,6 +54,8 @@ _HOST = "127.0.0.1"
 _CPU_BATCHED_TOKENS = 16384
 """vLLM 0.32 on CPU dies when a request with a seed has its prefill cut in two; this many are never cut in practice."""
 _CPU_KV_CACHE_BYTES = 128 << 20
+_MAX_NUM_SEQS = 128
+"""Sequences decoded at once; `[engine] args` can say another number."""
 _SHARED_GPU = 0.4
 """Of its memory, for the engine: vLLM would take 0.9, but training takes ten times the weights' own bytes (a bfloat16
 weight and its gradient 2 each, its float32 master, gradient and two moments 4 each)."""
@@ -101,7 +103,7 @@ def engine_argv(config: EngineConfig, handles: EngineHandles, *, is_cpu: bool) -
         ("--model", handles.model),
         ("--served-model-name", handles.served_name),
         ("--max-model-len", config.max_model_len),
-        ("--max-num-seqs", config.max_num_seqs),
+        ("--max-num-seqs", _MAX_NUM_SEQS),
         ("--dtype", config.dtype or ("float32" if is_cpu else "bfloat16")),
         *MODES.items(),
         ("--worker-extension-cls", WORKER_EXTENSION),

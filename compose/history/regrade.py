@@ -22,6 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -173,7 +174,7 @@ class Regrader:
     ) -> None:
         self.counts: Counter[str] = Counter()
         """Episodes whose reward `changed`, those whose grade was `known`, and by their reason those `without` one."""
-        self._before, self._after = _Mean(), _Mean()
+        self._before, self._after = list[float](), list[float]()
         self._reward, self._tasks, self._grades = reward, tasks, grades
         self.replaced = tuple({*replaced, reward.source})
         self._awaited = (AGENT_REWARD,) if reward.trust_agent else ()
@@ -229,9 +230,9 @@ class Regrader:
 
     def _count(self, before: Episode, after: Episode) -> None:
         if after.reward is not None:
-            self._after.add(after.reward)
+            self._after.append(after.reward)
             if before.reward is not None:
-                self._before.add(before.reward)  # of those that have both, or the means are of different episodes
+                self._before.append(before.reward)  # of those that have both, or the means are of different episodes
             self.counts["changed"] += before.reward != after.reward
             return
         told = f"{_WITHOUT}{after.unscored.partition(':')[0]}"
@@ -243,40 +244,24 @@ class Regrader:
             name.removeprefix(_WITHOUT): num for name, num in sorted(self.counts.items()) if name.startswith(_WITHOUT)
         }
         reasons = ", ".join(f"{num} {why}" for why, num in without.items())
-        if not self._after.num:
+        if not self._after:
             raise ConfigurationError(
                 f"--grader: expected attempts that it gives a reward, got none ({reasons or 'no attempt ended'})"
             )
+        before, after = fmean(self._before or [0.0]), fmean(self._after)
         fields = {
-            "graded": self._after.num,
+            "graded": len(self._after),
             "changed": self.counts["changed"],
             "known": self.counts["known"],
-            "mean_before": self._before.mean,
-            "mean_after": self._after.mean,
+            "mean_before": before,
+            "mean_after": after,
             "without_reward": without,
         }
         lines = [
-            f"graded anew: {self._after.num} episodes, {self.counts['changed']} of them have another reward than "
-            f"before; mean {self._before.mean:.3f} -> {self._after.mean:.3f}"
+            f"graded anew: {len(self._after)} episodes, {self.counts['changed']} of them have another reward than "
+            f"before; mean {before:.3f} -> {after:.3f}"
         ]
         show.result("regrade", fields, [*lines, *([f"without a reward: {reasons}"] if reasons else [])])
-
-
-class _Mean:
-    """Of numbers as they come."""
-
-    def __init__(self) -> None:
-        self.num, self._sum = 0, 0.0
-
-    def add(self, value: float) -> None:
-        """One more."""
-        self.num += 1
-        self._sum += value
-
-    @property
-    def mean(self) -> float:
-        """0 of none."""
-        return self._sum / self.num if self.num else 0.0
 
 
 def check_grader(settings: RunSettings) -> None:

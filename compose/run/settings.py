@@ -29,22 +29,26 @@ from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
 from tracegrad.streams.config import SelectConfig, StreamsConfig
 from tracegrad.streams.credit.config import CreditConfig
+from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.algorithm.recipes import RECIPES
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, PublishConfig, TrainerConfig
 from tracegrad.trainer.history.config import ReplayConfig
 
 from ..engine.config import EngineConfig
 from ..kafka.client_settings import KafkaConfig
-from .credits import check_credit
 
 __all__ = ["GONE", "RunSettings", "choices", "settings_markdown", "type_words", "without_gone"]
 
 GONE = {
+    "engine.max_num_seqs": 'give vLLM the number itself: [engine] args = ["--max-num-seqs", "256"]',
     "feedback.sources": "post the scores to /v1/rewards, as examples/feedback/from_elsewhere.py does",
     "llm.begin_again_s": "leave it out: attempts that a killed gateway left open begin again (docs/reliability.md)",
 }
 """`section.key` that earlier releases had -> what takes its place. A file that has it is refused; runs that were
 recorded with it open."""
 
+_COMPARES = ("mean", "leave_one_out", "length_weighted")
+"""Baselines that are others' returns."""
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _HEAD = """# Settings
 
@@ -114,7 +118,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
                 "[select] unscored and sampling are of a run that trains on captured traffic: set train = true, or "
                 "leave them out"
             )
-        check_credit(self.credit, self.air, self.algorithm, is_of_traffic=self.select.train)
+        _check_credit(self.credit, self.air, self.algorithm, is_of_traffic=self.select.train)
         self._check_held_out()
         trainer, served = self.trainer, self.engine.dtype or "auto"
         published = trainer.dtype if trainer.publish_dtype == "auto" else trainer.publish_dtype
@@ -143,7 +147,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
         if ":" in self.algorithm.recipe:
             return
         recipe = self.algorithm.resolve()
-        compares = recipe.baseline in ("mean", "leave_one_out", "length_weighted")
+        compares = recipe.baseline in _COMPARES
         if (compares and recipe.over not in ("batch", "nearest")) or recipe.selection != "none":
             raise ConfigurationError(
                 "[select] train: a conversation is compared with those of its batch, for it has no group; set "
@@ -207,6 +211,56 @@ class RunSettings(Section, frozen=True, kw_only=True):
             prefix=kafka.topic_prefix,
             renames=kafka.topics,
             max_message_bytes=kafka.max_message_bytes,
+        )
+
+
+def _check_credit(credit: CreditConfig, air: AirConfig, algorithm: AlgorithmConfig, *, is_of_traffic: bool) -> None:
+    """Whether credit goes with what the trainer makes of it, and with what AIR pays. What is a user's own code, a
+    strategy or a recipe's file, may be anything, and is not judged. Raises ConfigurationError."""
+    strategy = credit.strategy
+    if is_of_traffic and (strategy != "return_to_go" or credit.gamma != 1.0):
+        raise ConfigurationError(
+            "[credit] strategy: of captured traffic each conversation is a group of one, whose ratings count for what "
+            "they are about; leave [credit] strategy and gamma out, or [select] train"
+        )
+    if strategy == "broadcast" and air.enabled and (air.rules or air.function):
+        raise ConfigurationError(
+            "[credit] strategy = 'broadcast': a call is worth the final reward, so [air] would pay nothing; "
+            "set [air] enabled = false (--no-air), or strategy = 'return_to_go'"
+        )
+    shaping = [rule.name for rule in air.rules if rule.shaping] if air.enabled else []
+    if shaping and (strategy not in ("return_to_go", "anchor") or credit.gamma != 1.0):
+        raise ConfigurationError(
+            f"[[air.rules]] {shaping[0]}: what shaping pays is taken back in sums without a discount; set [credit] "
+            "strategy = 'return_to_go' and gamma = 1, or leave shaping out"
+        )
+    if ":" not in algorithm.recipe:
+        _check_recipe(credit, algorithm.recipe, algorithm.resolve())
+
+
+def _check_recipe(credit: CreditConfig, name: str, recipe: Recipe) -> None:
+    strategy, needed = credit.strategy, RECIPES[name].credit
+    if needed and not credit.is_own and strategy != needed:
+        raise ConfigurationError(
+            f"[algorithm] recipe = {name!r} is of credit by {needed!r}, got {strategy!r}; set [credit] strategy = "
+            f"{needed!r}"
+        )
+    if recipe.baseline == "critic" and (strategy, credit.gamma) != ("return_to_go", 1.0):
+        raise ConfigurationError(
+            "[algorithm] baseline = 'critic': what a turn earned is told by the difference of returns to go without a "
+            "discount; set [credit] strategy = 'return_to_go' and gamma = 1 ([algorithm] gamma discounts), or another "
+            "baseline"
+        )
+    if strategy == "turn" and not recipe.final:
+        raise ConfigurationError(
+            "[credit] strategy = 'turn': a turn is worth what it earned itself, the final reward would train nothing; "
+            "set [algorithm] final = 1, or recipe = 'mt_grpo'"
+        )
+    if strategy == "anchor" and (recipe.baseline not in _COMPARES or recipe.over != "peers"):
+        raise ConfigurationError(
+            "[credit] strategy = 'anchor': turns are compared with those of the group that began in one state, got "
+            f"[algorithm] baseline = {recipe.baseline!r} over {recipe.over!r}; set baseline = 'mean' and over = "
+            "'peers', or recipe = 'gigpo'"
         )
 
 
