@@ -74,8 +74,8 @@ def seen_by_a_model(model: Path, groups: list[Group], form: Rows) -> Seen:
     """Log pi of each trained token by (rollout, call, place), and the gradient of the token mean."""
     config, recipe = TrainerConfig(), Recipe(rows=form)
     policy = load_policy(config, str(model), configure_torch(config, seed=0))
-    forward = SingleLearner(policy, config, recipe, None)
-    rows, _ = forward.rows(groups, {})
+    learner = SingleLearner(policy, config, recipe)
+    rows, _ = learner.rows(groups, {})
     formed = in_form(groups, form, max_row_tokens=config.max_row_tokens)
     places = [
         [
@@ -89,8 +89,8 @@ def seen_by_a_model(model: Path, groups: list[Group], form: Rows) -> Seen:
         if row.loss_mask.any()
     ]
     logprobs: dict[tuple[str, str, int], float] = {}
-    for batch in forward.micro_batches(rows):
-        logprobs_N = forward.logprobs(batch)
+    for batch in learner.micro_batches(rows):
+        logprobs_N = learner.logprobs(batch)
         term = loss(
             recipe,
             logprobs_N=logprobs_N,
@@ -144,5 +144,5 @@ def test_the_bound_is_the_trainers() -> None:
         summary("g", ["r0"]),
         tuple(segment("r0", [turn(1, 3, call=c)], num_tokens=4, number=n) for n, c in enumerate("abc")),
     )
-    forward = SingleLearner(cast(Any, ToyPolicy(0)), TrainerConfig(max_row_tokens=8), Recipe(rows="concatenated"), None)
-    assert [len(row.token_ids_T) for row in forward.rows([group], {})[0]] == [8, 4]
+    learner = SingleLearner(cast(Any, ToyPolicy(0)), TrainerConfig(max_row_tokens=8), Recipe(rows="concatenated"))
+    assert [len(row.token_ids_T) for row in learner.rows([group], {})[0]] == [8, 4]
