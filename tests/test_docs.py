@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-DOCS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 ROOMS = (
     "schemas",
     "producers",
