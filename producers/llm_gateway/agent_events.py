@@ -29,7 +29,7 @@ from tracegrad.schemas.topics import Topic
 from ..http_request import holder_of, read_object
 from .identity import claims_of, judge
 from .parts import Parts
-from .sessions import Session
+from .session import AttemptSession
 
 __all__ = ["EVENTS_PATH", "AgentEvents"]
 
@@ -59,7 +59,7 @@ class AgentEvents:
         names = {"event_type": kind, "rollout_id": rollout, "attempt_id": attempt}
         return JSONResponse({**names, "timestamp": time.time(), "data": data})
 
-    async def _session(self, request: Request) -> Session:
+    async def _session(self, request: Request) -> AttemptSession:
         """The attempt that the path names, which the credential must be of."""
         handles = self._parts.handles
         caller = judge(claims_of(request), holder_of(request, handles.key), handles.run_hash)
@@ -72,7 +72,7 @@ class AgentEvents:
             )
         return session
 
-    async def settle(self, session: Session) -> None:
+    async def settle(self, session: AttemptSession) -> None:
         """Writes the attempt's last word on its reward, if it gave one; the same record when it is asked again."""
         reward = session.agent_reward
         if reward is not None:
@@ -87,7 +87,7 @@ def _event(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return kind, data
 
 
-def _reward(session: Session, data: dict[str, Any]) -> Reward:
+def _reward(session: AttemptSession, data: dict[str, Any]) -> Reward:
     given = data.get("value")
     try:
         value = msgspec.convert(given, float)

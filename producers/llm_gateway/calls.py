@@ -54,7 +54,7 @@ from .render.splice import (
     tell,
 )
 from .sampling import decide, sampled_as
-from .sessions import Session
+from .session import CapturedSession, Session
 
 __all__ = ["CallServer"]
 
@@ -267,7 +267,7 @@ class CallServer:
             whole = (*request.messages[request.num_led :], message)
             session.conversations.keep(answer.call_id, whole, caller.scope)
         ends = session.history.remember(asked, message, call, answer.stop_text, request.wishes.stop)
-        for end in ends if session.is_unnamed and not live.is_left else ():
+        for end in ends if isinstance(session, CapturedSession) and session.is_unnamed and not live.is_left else ():
             self._parts.leaves.add(Leaf(Said(caller.scope, end, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 

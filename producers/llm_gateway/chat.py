@@ -35,7 +35,7 @@ from tracegrad.schemas.metrics import (
     CALLS_UNFORCED,
     TOOLS_LEFT_OUT,
 )
-from tracegrad.schemas.records.calls import CallOutcome, Purpose
+from tracegrad.schemas.records.calls import CallOutcome
 
 from ..http_request import holder_of, read_both
 from .api.chat_request import ChatRequest, Message, check_recordable
@@ -54,7 +54,7 @@ from .render.live import Live
 from .render.splice import SpliceHistory
 from .respond import CallResponse, problem_of, problem_response, status_of
 from .sampling import unforced, without_strict
-from .sessions import Session
+from .session import AttemptSession, CapturedSession
 from .upstream.pass_on import PassedOn, UpstreamCalls
 
 __all__ = ["ChatEndpoints"]
@@ -69,7 +69,7 @@ class _Asked:
     api: Api
     """In whose words it is answered."""
     caller: Caller
-    session: Session | None
+    session: AttemptSession | None
     """Of its attempt."""
     is_recorded: bool
     data: bytes
@@ -168,9 +168,10 @@ class ChatEndpoints:
         )
 
     async def _chat(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
-        parts, api, caller, session = self._parts, asked.api, asked.caller, asked.session
+        parts, api, caller = self._parts, asked.api, asked.caller
+        session: AttemptSession | CapturedSession | None = asked.session
         scope = scope_of(asked.http)
-        asks = _read(asked, self._recall(caller, session, scope))
+        asks = _read(asked, self._recall(caller, asked.session, scope))
         check_recordable(asks)
         request = self._free(asks, asked)
         for kind in request.left_out:
@@ -191,7 +192,7 @@ class ChatEndpoints:
             else:
                 # Of no conversation: what is not on the log, no later call can go on from.
                 caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
-                session = Session(caller.key, Purpose.UNKNOWN)
+                session = CapturedSession(caller.key)
         session.enter()
         entered.callback(session.leave)
         ids = [watch.call_id for watch in watches] or [new_call(caller.key) for _ in range(request.num_choices)]
@@ -221,7 +222,7 @@ class ChatEndpoints:
         may_train = asked.is_recorded and (session is not None or parts.handles.trains_captured)
         return unforced(request) if may_train and not parts.config.allow_forced else request
 
-    def _recall(self, caller: Caller, session: Session | None, scope: bytes) -> Recall:
+    def _recall(self, caller: Caller, session: AttemptSession | None, scope: bytes) -> Recall:
         """What the caller may go on with: answers of its attempt, or of a captured conversation that is its own."""
 
         def recall(call_id: CallId) -> tuple[Message, ...] | None:
@@ -238,7 +239,7 @@ class ChatEndpoints:
 
     async def _serve(
         self,
-        session: Session,
+        session: AttemptSession | CapturedSession,
         caller: Caller,
         request: ChatRequest,
         ids: Sequence[CallId],
@@ -246,12 +247,12 @@ class ChatEndpoints:
         is_recorded: bool,
     ) -> Served:
         served = await self._calls.serve(session, caller, request, ids, live, is_recorded)
-        if is_recorded and session.purpose is Purpose.UNKNOWN:
+        if is_recorded and isinstance(session, CapturedSession):
             asked_for = [tool.id for answer in (served.answer, *served.others) for tool in answer.tool_calls]
             self._captured.answered(session, caller, request, asked_for)
         return served
 
-    async def _caller(self, http: Request) -> tuple[Caller, Session | None]:
+    async def _caller(self, http: Request) -> tuple[Caller, AttemptSession | None]:
         """Who asks, and in which attempt; None for a captured agent."""
         parts = self._parts
         holder = holder_of(http, parts.handles.key)
@@ -260,7 +261,7 @@ class ChatEndpoints:
 
     def _settle(
         self,
-        session: Session,
+        session: AttemptSession | CapturedSession,
         leave: Callable[[], None],
         taken: list[Leaf],
         watches: Sequence[Watch],
@@ -269,12 +270,14 @@ class ChatEndpoints:
     ) -> None:
         leave()
         is_delivered = served is not None and served.answer.outcome is CallOutcome.DELIVERED
-        for watch in watches:
-            watch.settle(session.retries, is_delivered=is_delivered, error=error)
+        if isinstance(session, AttemptSession):
+            # Any other 5xx is the answer to what this request holds: an agent that finds one would be tried again.
+            session.last_fault = 503 if error is not None and status_of(error) == 503 else None
+        else:
+            for watch in watches:
+                watch.settle(session.retries, is_delivered=is_delivered, error=error)
         if not is_delivered:
             self._give_back(taken)
-        # Any other 5xx is the answer to what this request holds: an agent that finds one would be tried again for it.
-        session.last_fault = 503 if error is not None and status_of(error) == 503 else None
         if served is not None:
             self._parts.metrics.add(CALLS_SERVED, served.answer.outcome, num=1 + len(served.others))
         elif error is not None:

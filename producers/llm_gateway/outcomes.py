@@ -55,12 +55,6 @@ class AttemptCalls:
 
     def __init__(self) -> None:
         self._calls: list[_Registered] = []
-        self._last_number = 0
-
-    def next_number(self) -> int:
-        """Of a call that starts."""
-        self._last_number += 1
-        return self._last_number
 
     def add(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
         """A call whose record was handed to the log."""

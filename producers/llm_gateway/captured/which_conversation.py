@@ -22,7 +22,8 @@ from tracegrad.schemas.metrics import CALLS_JOINED, Metrics
 from ..api.chat_request import ChatRequest
 from ..identity import Caller
 from ..render.splice import last_said, splice_context
-from ..sessions import Session, Sessions
+from ..session import CapturedSession
+from ..sessions import Sessions
 from .leaves import Leaf, Leaves, Said
 
 __all__ = ["CapturedConversations", "Nesting", "is_named"]
@@ -87,7 +88,9 @@ class CapturedConversations:
         self._metrics = metrics
         self.nesting = Nesting()
 
-    def find(self, caller: Caller, request: ChatRequest, *, is_said: bool) -> tuple[Caller, Session, list[Leaf]]:
+    def find(
+        self, caller: Caller, request: ChatRequest, *, is_said: bool
+    ) -> tuple[Caller, CapturedSession, list[Leaf]]:
         """The session of a captured call.
 
         Args:
@@ -128,7 +131,9 @@ class CapturedConversations:
         known = self._sessions.known(key)
         return known is not None and known.tool_calls.get(tool_call) == caller.scope
 
-    def answered(self, session: Session, caller: Caller, request: ChatRequest, asked_for: Sequence[str]) -> None:
+    def answered(
+        self, session: CapturedSession, caller: Caller, request: ChatRequest, asked_for: Sequence[str]
+    ) -> None:
         """A call was answered by these tool calls."""
         session.remember_tools(asked_for, caller.scope)
         if caller.trace_id is not None and caller.rollout_id is None:

@@ -37,7 +37,7 @@ from ..identity import Caller
 from ..outcomes import Watch
 from ..parts import Parts, halved
 from ..respond import until_gone
-from ..sessions import Session
+from ..session import AttemptSession
 from .answer import AnswerReader, Said
 
 __all__ = ["ROUTES", "PassedOn", "UpstreamCalls"]
@@ -71,7 +71,7 @@ class PassedOn(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     model: str
     caller: Caller
-    session: Session | None
+    session: AttemptSession | None
     """Of its attempt; None: it is of none."""
     is_recorded: bool
     """Whether the agent lets it leave a record."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.producers.keys import bearer
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, ROLLOUT, TOPICS, Rig, rig
 from tracegrad.producers.llm_gateway.agent_events import _reward
-from tracegrad.producers.llm_gateway.sessions import Session
+from tracegrad.producers.llm_gateway.session import AttemptSession
 from tracegrad.schemas.credentials import Holder, attempt_holder
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import AttemptId, RolloutId
@@ -124,7 +124,7 @@ async def test_only_the_attempts_own_agent_may_say_it() -> None:
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists))
 def test_any_value_is_a_usable_number_or_refused(value: Any) -> None:
     """Nothing else reaches the log."""
-    session = Session(ROLLOUT + ATTEMPT, Purpose.TRAIN, Holder("rh-1"))
+    session = AttemptSession(ROLLOUT + ATTEMPT, Purpose.TRAIN, Holder("rh-1"))
     try:
         reward = _reward(session, {"value": value})
     except RequestError as error:

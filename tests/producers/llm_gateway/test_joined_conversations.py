@@ -19,10 +19,9 @@ from tests.producers.llm_gateway.conversing import (
 )
 from tests.producers.llm_gateway.harness import ASK, CALC, rig
 from tracegrad.producers.llm_gateway.captured.leaves import Leaf, Leaves, Said
-from tracegrad.producers.llm_gateway.sessions import Session
+from tracegrad.producers.llm_gateway.session import CapturedSession
 from tracegrad.schemas.ids import conversation_key, key_in, new_tool_call
 from tracegrad.schemas.metrics import CALLS_JOINED
-from tracegrad.schemas.records.calls import Purpose
 
 
 async def test_a_request_that_names_nothing_goes_on_with_what_was_said() -> None:
@@ -185,6 +184,6 @@ async def test_ids_of_two_conversations_and_ids_that_were_never_drawn_join_neith
 
 def test_remembered_tool_calls_are_bounded() -> None:
     """The oldest are forgotten."""
-    session = Session("k", Purpose.UNKNOWN)
+    session = CapturedSession("k")
     session.remember_tools([f"call_{i}" for i in range(1_001)], b"")
     assert len(session.tool_calls) == 1_000 and "call_0" not in session.tool_calls
