@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from tracegrad.schemas.records.training import RatedWorse
+from tracegrad.schemas.records.training import RatingDrop
 from tracegrad.trainer.guard import GuardState, watched
 
 PER_BATCH, LAGS = 32, (2, 8)
@@ -48,7 +48,7 @@ def batches(rate: Rate, conversations: int, seed: str) -> Iterator[list[tuple[in
         yield [(version, rate(chance, version)) for version in versions]
 
 
-def rolled_back(rate: Rate, conversations: int, seed: str, window: int) -> tuple[RatedWorse, int] | None:
+def rolled_back(rate: Rate, conversations: int, seed: str, window: int) -> tuple[RatingDrop, int] | None:
     """Why a run is rolled back first, and how many conversations of changed versions were consumed by then."""
     state, num_changed = GuardState(), 0
     for scores in batches(rate, conversations, seed):

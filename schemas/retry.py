@@ -19,7 +19,7 @@ import tenacity
 from .beat import waiting
 from .errors import UnavailableError
 
-__all__ = ["How", "retry", "retry_async"]
+__all__ = ["RetryOptions", "retry", "retry_async"]
 
 T = TypeVar("T")
 Errors = type[Exception] | tuple[type[Exception], ...]
@@ -30,7 +30,7 @@ _AGAIN_S = 30.0
 _QUIET_S = 1.0
 
 
-class How(TypedDict, total=False):
+class RetryOptions(TypedDict, total=False):
     """How a call is tried again."""
 
     doing: Required[str]
@@ -52,7 +52,7 @@ class How(TypedDict, total=False):
     one that was told, until another takes its place or half a minute has passed."""
 
 
-def retry(call: Callable[[], T], **how: Unpack[How]) -> T:
+def retry(call: Callable[[], T], **how: Unpack[RetryOptions]) -> T:
     """The call's answer. Blocks.
 
     Raises:
@@ -63,7 +63,7 @@ def retry(call: Callable[[], T], **how: Unpack[How]) -> T:
     return tenacity.Retrying(sleep=sleep, **_policy(**how))(call)
 
 
-async def retry_async(call: Callable[[], Awaitable[T]], **how: Unpack[How]) -> T:
+async def retry_async(call: Callable[[], Awaitable[T]], **how: Unpack[RetryOptions]) -> T:
     """`retry` in an event loop. A call that succeeds at once costs nothing besides."""
     began, failed = time.monotonic(), list[Exception]()
     try:

@@ -51,7 +51,7 @@ class Comparison(NamedTuple):
 
 def compare(episodes: Iterable[Episode], a: Side, b: Side) -> Comparison:
     """Both ways on all groups. An episode that was written twice counts once; a group is let go of when it is whole."""
-    found = _Found(a, b)
+    found = _Sums(a, b)
     waiting: defaultdict[str, list[Episode]] = defaultdict(list)
     seen: set[str] = set()
     for episode in episodes:
@@ -61,13 +61,13 @@ def compare(episodes: Iterable[Episode], a: Side, b: Side) -> Comparison:
         if is_usable(episode.reward) and episode.calls:
             waiting[episode.group.id].append(episode)
             if len(waiting[episode.group.id]) == episode.group.size:
-                found.add(episode.group.id, waiting.pop(episode.group.id))
+                found.add_group(episode.group.id, waiting.pop(episode.group.id))
     for group_id, members in waiting.items():
-        found.add(group_id, members)
-    return found.told()
+        found.add_group(group_id, members)
+    return found.comparison()
 
 
-class _Found:
+class _Sums:
     """Sums of groups, whatever their order."""
 
     def __init__(self, a: Side, b: Side) -> None:
@@ -78,7 +78,7 @@ class _Found:
         self._differ: tuple[set[str], set[str]] = (set(), set())
         self._changes: list[tuple[str, float]] = []
 
-    def add(self, group_id: str, members: list[Episode]) -> None:
+    def add_group(self, group_id: str, members: list[Episode]) -> None:
         """One group."""
         members.sort(key=lambda one: (one.group.member if one.group else 0, one.episode_id))
         found = [_returns(members, side, paid) for side, paid in zip(self._sides, self._paid, strict=True)]
@@ -94,7 +94,7 @@ class _Found:
             self._changes.append((episode.episode_id, change))
         self._changes = sorted(self._changes, key=lambda one: (-one[1], one[0]))[:_MOST]
 
-    def told(self) -> Comparison:
+    def comparison(self) -> Comparison:
         """Of all."""
         by_a, by_b = self._differ
         return Comparison(

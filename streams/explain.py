@@ -24,10 +24,10 @@ from .credit.config import CreditConfig
 from .credit.strategies.rated import ratings_of
 from .credit.strategies.strategy import CallCredit, final
 
-__all__ = ["Explained", "Part", "explain"]
+__all__ = ["ExplainedCall", "ReturnPart", "explain"]
 
 
-class Part(NamedTuple):
+class ReturnPart(NamedTuple):
     """One number in the sum."""
 
     what: str
@@ -41,12 +41,12 @@ class Part(NamedTuple):
     """The signal that the rule paid for, if the rules are the ones that paid."""
 
 
-class Explained(NamedTuple):
+class ExplainedCall(NamedTuple):
     """One call."""
 
     call_id: str
     credit: CallCredit
-    parts: tuple[Part, ...]
+    parts: tuple[ReturnPart, ...]
 
     @property
     def sum(self) -> float:
@@ -54,31 +54,33 @@ class Explained(NamedTuple):
         return math.fsum(part.value * part.factor for part in self.parts)
 
 
-def explain(episode: Episode, credit: CreditConfig, air: AirConfig) -> list[Explained]:
+def explain(episode: Episode, credit: CreditConfig, air: AirConfig) -> list[ExplainedCall]:
     """Each call of the episode; reasons are told where `air` is what it was rewarded by."""
     strategy, terms = credit.resolve()
     (credits,) = strategy([episode], terms)
     whys = _whys(episode, air) if episode.air_rules == air.digest else {}
     earned = [
         [
-            Part(one.rule, call.call_id, one.value, 1.0, whys.get((place, number), ""))
+            ReturnPart(one.rule, call.call_id, one.value, 1.0, whys.get((place, number), ""))
             for number, one in enumerate(call.rewards)
             if is_usable(one.value)
         ]
         for place, call in enumerate(episode.calls)
     ]
     return [
-        Explained(call.call_id, one, () if credit.is_own else tuple(_parts(episode, credit, earned, place)))
+        ExplainedCall(call.call_id, one, () if credit.is_own else tuple(_parts(episode, credit, earned, place)))
         for place, (call, one) in enumerate(zip(episode.calls, credits, strict=True))
     ]
 
 
-def _parts(episode: Episode, credit: CreditConfig, earned: Sequence[Sequence[Part]], place: int) -> Iterator[Part]:
+def _parts(
+    episode: Episode, credit: CreditConfig, earned: Sequence[Sequence[ReturnPart]], place: int
+) -> Iterator[ReturnPart]:
     """Of the call at a place, as its strategy's formula has them."""
     calls, strategy = episode.calls, credit.strategy
     if strategy != "turn":
-        is_discounted = strategy in ("return_to_go", "anchor")
-        yield Part("final", "", final(episode), credit.gamma ** (len(calls) - 1 - place) if is_discounted else 1.0)
+        num_later = len(calls) - 1 - place if strategy in ("return_to_go", "anchor") else 0
+        yield ReturnPart("final", "", final(episode), credit.gamma**num_later)
     if strategy == "turn":
         yield from earned[place]
     elif strategy == "agent":
@@ -93,10 +95,10 @@ def _parts(episode: Episode, credit: CreditConfig, earned: Sequence[Sequence[Par
                 if episode.rollout_id is not None or _is_automatic(part):
                     yield part._replace(factor=credit.gamma**later)
         if episode.rollout_id is None:
-            yield from (Part("rating", "", value, 1.0) for value in ratings_of(calls)[place])
+            yield from (ReturnPart("rating", "", value, 1.0) for value in ratings_of(calls)[place])
 
 
-def _is_automatic(part: Part) -> bool:
+def _is_automatic(part: ReturnPart) -> bool:
     return AppliedReward(rule=part.what, value=part.value).is_automatic
 
 

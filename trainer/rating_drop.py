@@ -2,7 +2,7 @@
 
 In: of each batch, the final rewards of its scored conversations and the newest version that sampled any of each one's
 tokens: a conversation that mixes versions counts for the last of them. Out: the state to keep in the checkpoint, and
-`RatedWorse` where the newest versions with `size` scored conversations or more are worse than the versions before them
+`RatingDrop` where the newest versions with `size` scored conversations or more are worse than the versions before them
 with as many. Looked at after each batch, so the windows slide.
 Invariants: pure; the same batches give the same decision, whatever was resumed in between. At most one run in twenty
 without any change is rolled back, however long it goes on: of that chance k looks spend k / (k + 20), each by Welch's
@@ -19,7 +19,7 @@ from statistics import NormalDist
 import msgspec
 
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.records.training import RatedWindow, RatedWorse
+from tracegrad.schemas.records.training import RatedWindow, RatingDrop
 
 from .batch.groups import Group
 
@@ -75,7 +75,7 @@ def scores_of(groups: Iterable[Group], run: RunHash) -> Iterator[tuple[int, floa
                 yield newest[member.rollout_id], member.reward
 
 
-def watched(state: GuardState, scores: Iterable[tuple[int, float]], size: int) -> tuple[GuardState, RatedWorse | None]:
+def watched(state: GuardState, scores: Iterable[tuple[int, float]], size: int) -> tuple[GuardState, RatingDrop | None]:
     """The state after a batch, and what it shows. The caller begins anew once it has rolled back.
 
     Args:
@@ -135,7 +135,7 @@ def _window(versions: Sequence[int], scored: Mapping[int, Scored]) -> RatedWindo
     )
 
 
-def _compared(before: RatedWindow, newest: RatedWindow, look: int) -> RatedWorse | None:
+def _compared(before: RatedWindow, newest: RatedWindow, look: int) -> RatingDrop | None:
     """Where the interval of the drop lies above 0, by more than rounding."""
     errors = [window.std**2 / window.num for window in (before, newest)]
     freedom = math.fsum(errors) ** 2 / max(
@@ -147,4 +147,4 @@ def _compared(before: RatedWindow, newest: RatedWindow, look: int) -> RatedWorse
     t = z + (z**3 + z) / (4 * max(freedom, 1.0))  # Student's quantile by the normal's (Cornish and Fisher)
     least = before.mean - newest.mean - t * math.sqrt(math.fsum(errors))
     is_worse = least > _ROUNDING * max(abs(before.mean), abs(newest.mean))
-    return RatedWorse(before=before, newest=newest, drop_least=least, look=look) if is_worse else None
+    return RatingDrop(before=before, newest=newest, drop_least=least, look=look) if is_worse else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracegrad.schemas.metrics import Counter, Metric, by_place
+from tracegrad.schemas.metrics import Counter, Metric, by_owner
 
 __all__ = ["metrics_markdown"]
 
@@ -54,7 +54,7 @@ def _rows(metrics: list[Metric]) -> Iterator[str]:
 
 def metrics_markdown() -> str:
     """The text of docs/metrics.md; a test keeps the file equal to it."""
-    sections = ("\n".join([f"## {place}", "", *_rows(metrics)]) for place, metrics in by_place().items() if metrics)
+    sections = ("\n".join([f"## {place}", "", *_rows(metrics)]) for place, metrics in by_owner().items() if metrics)
     return "\n\n".join([_INTRO.rstrip(), *sections]) + "\n"
 
 

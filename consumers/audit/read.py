@@ -33,7 +33,15 @@ from tracegrad.schemas.records.calls import (
     UpstreamCall,
 )
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Emitted, Episode, Score
+from tracegrad.schemas.records.episodes import (
+    CLOSED,
+    EPISODE_SCORES,
+    EPISODES,
+    ClosedMarker,
+    EmittedEpisode,
+    Episode,
+    Score,
+)
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts, LinkFact, LogFact, RewardFact, SpanFact
 from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
@@ -190,7 +198,7 @@ def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
     seen.episodes.setdefault(episode.episode_id, first)
 
 
-def _score(seen: Evidence, record: Record, score: Score | Emitted | Close) -> None:
+def _score(seen: Evidence, record: Record, score: Score | EmittedEpisode | Close) -> None:
     if isinstance(score, Score):
         seen.scores.add(reward_key(score.reward))
         seen.feedback.take(score.reward, Stage.CREDIT, record.position)

@@ -13,7 +13,7 @@ from statistics import fmean
 import msgspec
 
 from tracegrad.schemas.records.episodes import AIR_RULE
-from tracegrad.schemas.records.training import RatedWorse, TrainingStep
+from tracegrad.schemas.records.training import RatingDrop, TrainingStep
 from tracegrad.schemas.topics import Topic
 
 from .held_out import HeldOut, held_out_of
@@ -39,7 +39,7 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     """A step after which the trainer went back to an older version."""
 
     step: int
-    why: RatedWorse
+    why: RatingDrop
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):

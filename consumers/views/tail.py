@@ -40,7 +40,15 @@ from tracegrad.schemas.records.calls import (
     UpstreamCall,
 )
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Emitted, Episode, Score
+from tracegrad.schemas.records.episodes import (
+    CLOSED,
+    EPISODE_SCORES,
+    EPISODES,
+    ClosedMarker,
+    EmittedEpisode,
+    Episode,
+    Score,
+)
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
 from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of, spans_of
@@ -186,7 +194,7 @@ def _describe(value: Any) -> str:
             return f"{value.name} = {given} ({value.source})"
         case Score():
             return f"of {value.key}: {_describe(value.reward)}"
-        case Emitted():
+        case EmittedEpisode():
             return f"of {value.key}: episode {value.episode_id} is on the log"
         case RolloutEvent():
             error = f": {_cut(value.error)}" if value.error else ""

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 
 from tracegrad.schemas.errors import RecordError, RequestError
-from tracegrad.schemas.otlp.salvage import Salvaged, salvage
+from tracegrad.schemas.otlp.salvage import SalvagedRequest, salvage
 from tracegrad.schemas.otlp.signal import Signal
 
 from .read_json import read_json
@@ -54,7 +54,7 @@ def gunzip(data: bytes, *, limit: int) -> Iterator[bytes]:
             yield piece
 
 
-def decode_body(signal: Signal, data: bytes, content_type: str) -> Salvaged:
+def decode_body(signal: Signal, data: bytes, content_type: str) -> SalvagedRequest:
     """The message of a body, and what of it cannot be read; unknown fields are ignored in JSON and kept in protobuf.
 
     Raises:

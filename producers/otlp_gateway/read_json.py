@@ -17,7 +17,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.otlp.salvage import MAX_LOST, Lost, Salvaged
+from tracegrad.schemas.otlp.salvage import MAX_LOST, LostPart, SalvagedRequest
 from tracegrad.schemas.otlp.signal import Signal
 from tracegrad.schemas.text import decode_json
 
@@ -28,7 +28,7 @@ _ERRORS = (ValueError, TypeError, AttributeError, RecursionError, json_format.Er
 _IDS = ("trace_id", "span_id", "parent_span_id")
 
 
-def read_json(signal: Signal, data: bytes) -> Salvaged:
+def read_json(signal: Signal, data: bytes) -> SalvagedRequest:
     """Raises RecordError."""
     try:
         # JavaScript cuts text between the halves of a pair, and a batch is not lost by it.
@@ -47,11 +47,11 @@ class _Reading:
 
     def __init__(self, signal: Signal) -> None:
         self._signal = signal
-        self._lost: list[Lost] = []
+        self._lost: list[LostPart] = []
         self._error: Exception | None = None
         """Why the first of what is lost cannot be read."""
 
-    def request_of(self, body: dict[str, Any]) -> Salvaged:
+    def request_of(self, body: dict[str, Any]) -> SalvagedRequest:
         """The whole request."""
         signal, num_items = self._signal, 0
         request = signal.request()
@@ -68,7 +68,7 @@ class _Reading:
                         self._lose(said_item)
         if self._error is not None and num_items == 0:
             raise _refusal(self._error) from self._error
-        return Salvaged(request, tuple(self._lost))
+        return SalvagedRequest(request, tuple(self._lost))
 
     def _each(self, said: dict[str, Any], message: Message, field: str) -> Iterator[tuple[dict[str, Any], Any]]:
         """What is said of each message of a repeated field, and that message, to be filled."""
@@ -112,7 +112,7 @@ class _Reading:
         return True
 
     def _lose(self, said: object) -> None:
-        self._lost.append(Lost.of(json.dumps(said).encode()))
+        self._lost.append(LostPart.of(json.dumps(said).encode()))
         if len(self._lost) > MAX_LOST:
             raise RecordError(f"expected OTLP JSON, got more than {MAX_LOST} parts that are none")
 

@@ -19,7 +19,7 @@ from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, ClosedMarker, Emitted, Score
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, ClosedMarker, EmittedEpisode, Score
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts, RewardFact
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -43,7 +43,7 @@ class Reading:
         self._starts = handles.starts
         self._log = log
         self._groups, self._letters = topics.name(Topic.CLOSED_GROUPS), topics.name(Topic.DEAD_LETTERS)
-        self._codecs: dict[str, Codec[Reward] | Codec[ClosedMarker] | Codec[Score | Emitted | Close]] = {
+        self._codecs: dict[str, Codec[Reward] | Codec[ClosedMarker] | Codec[Score | EmittedEpisode | Close]] = {
             topics.name(Topic.REWARDS): REWARDS,
             topics.name(Topic.CLOSED_EPISODES): CLOSED,
             topics.name(Topic.EPISODE_SCORES): EPISODE_SCORES,
@@ -77,7 +77,7 @@ class Reading:
         except FatalError as error:
             self.fatal = error
 
-    def _take(self, record: Record, value: Reward | ClosedMarker | Score | Emitted | Close) -> None:
+    def _take(self, record: Record, value: Reward | ClosedMarker | Score | EmittedEpisode | Close) -> None:
         match value:
             case Reward():
                 self._receipts.accept(value)

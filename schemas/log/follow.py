@@ -129,7 +129,7 @@ def follow(
         UnavailableError: the log was away for longer than `patience_s`.
     """
     stop = stop or threading.Event()
-    reading = _Reading(log, topics, dict(starts or {}), from_end, partitions, may_skip)
+    reading = _Follower(log, topics, dict(starts or {}), from_end, partitions, may_skip)
     step = functools.partial(reading.step, max_records, poll_s)
     try:
         while not stop.is_set():
@@ -144,7 +144,7 @@ def follow(
 
 
 @dataclass
-class _Reading:
+class _Follower:
     """The reader behind `follow`: opened by the first step, and anew where records are gone that may be skipped."""
 
     log: Log

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from .registry import Counter as Counter
 from .registry import Gauge as Gauge
 from .registry import Metric as Metric
+from .registry import MetricOwner
 from .registry import Metrics as Metrics
-from .registry import Place
 
-_WORKER = Place("Every stream worker")
+_WORKER = MetricOwner("Every stream worker")
 RECORDS = Counter("records", "Inputs folded.", terminal="records")
 OPEN = Gauge("open", "Episodes or groups that wait for something.", unit="items", terminal="open")
 IN_FLIGHT = Gauge("in_flight", "Emissions that wait for acknowledgement.", unit="emissions", terminal="in flight")
@@ -33,7 +33,7 @@ PROPOSALS_VOID = Counter("proposals_void", "Proposals that an episode was silent
 DELIVERIES_DROPPED = Counter("deliveries_dropped", "Of an earlier assignment, or delivered before.", ("reason",))
 OFFSETS_WITHOUT_RECORD = Counter("offsets_without_record", "Offsets that hold no record, passed by.")
 CLOSED_IDS_FORGOTTEN = Counter("closed_ids_forgotten", "Closed ids that were forgotten because they are too many.")
-_STAGES = Place("Its stages: normalize, assemble, credit")
+_STAGES = MetricOwner("Its stages: normalize, assemble, credit")
 FACTS = Counter("facts", "Facts made of raw records.", ("kind",))
 CALLS_UNPROVED = Counter(
     "calls_unproved", "Calls, and ends of calls, of a runner's rollouts that no gateway of its run wrote.", ("kind",)
@@ -70,9 +70,9 @@ GROUPS = Counter("groups", "Groups closed.")
 CALLS_LEFT_OUT = Counter("calls_left_out", "Calls of a rollout that trains whose prompt cannot be rebuilt.")
 CALLS_MASKED = Counter("calls_masked", "Calls of a rollout that trains whose tokens leave the loss.", ("reason",))
 MEMBERS_EXCLUDED = Counter("members_excluded", "Members of closed groups that do not train.", ("reason",))
-_WRITERS = Place("Any process that writes them")
+_WRITERS = MetricOwner("Any process that writes them")
 DEAD_LETTERS = Counter("dead_letters", "Items that could not be used.", ("reason",), terminal="dead letters")
-_READERS = Place("Any process that reads topics")
+_READERS = MetricOwner("Any process that reads topics")
 RECORDS_REFUSED = Counter("records_refused", "Records that cannot be decoded.", ("topic", "reason"))
 UNREADABLE_ROWS = Counter(
     "unreadable_rows",
@@ -81,16 +81,16 @@ UNREADABLE_ROWS = Counter(
     terminal="rows of unreadable records",
 )
 UNVERIFIED = Counter("records_unverified", "Records left out because no key vouches for them.", ("topic", "reason"))
-_OTLP = Place("OTLP gateway")
+_OTLP = MetricOwner("OTLP gateway")
 SPANS = Counter("spans", "Spans acknowledged.", terminal="spans")
 LOG_RECORDS = Counter("log_records", "Log records acknowledged.", terminal="log records")
 REQUESTS = Counter("requests", "Export requests acknowledged.", is_work=True)
-_GATEWAYS = Place("Both gateways")
+_GATEWAYS = MetricOwner("Both gateways")
 REQUESTS_REFUSED = Counter("requests_refused", "Requests answered by an error.", ("status",), terminal="refused")
 REQUESTS_UNPROVED = Counter(
     "requests_unproved", "Claims to a runner's rollout without its credential.", ("reason",), terminal="unproved"
 )
-_LLM = Place("LLM gateway")
+_LLM = MetricOwner("LLM gateway")
 REQUESTS_QUARANTINED = Counter("requests_quarantined", "Requests whose claims disagree.", ("reason",))
 CALLS = Counter("calls", "Calls recorded and acknowledged.", terminal="calls", is_work=True)
 CALLS_SERVED = Counter("calls_served", "Calls by how their answer went.", ("outcome",))
@@ -137,16 +137,16 @@ UPSTREAM_CALLS = Counter(
 UPSTREAM_CALLS_UNRECORDED = Counter(
     "upstream_calls_unrecorded", "Of these, those that left no record.", ("reason",), terminal="of them unrecorded"
 )
-_TASKS = Place("Tasks")
+_TASKS = MetricOwner("Tasks")
 GROUPS_ADMITTED = Counter(
     "groups_admitted", "Groups asked for.", ("purpose",), terminal="groups admitted", is_work=True
 )
-_RUNNER = Place("Runner")
+_RUNNER = MetricOwner("Runner")
 ATTEMPTS_BEGUN = Counter("attempts_begun", "Attempts that began here.", terminal="attempts")
 OUTCOMES = Counter(
     "outcomes", "Attempts that ended, and rollouts given up.", ("state",), terminal="ended", is_work=True
 )
-_TRAINER = Place("Trainer")
+_TRAINER = MetricOwner("Trainer")
 STEPS = Counter("steps", "Batches recorded, trained or skipped.", terminal="steps", is_work=True)
 GROUPS_TRAINED = Counter("groups_trained", "Groups of these batches that train.", terminal="groups")
 GROUPS_EXCLUDED = Counter("groups_excluded", "Groups taken that do not train.", ("reason",), terminal="excluded")
@@ -176,9 +176,9 @@ EFFECTIVE_SAMPLE = Gauge("effective_sample", "Effective sample size as a share o
 CLIPPED = Gauge("clipped_tokens", "Share of them at which a bound holds the gradient back.", unit="ratio")
 LOGPROB_ERROR = Gauge("logprob_error", "Greatest difference between sampler and trainer.", unit="nats")
 ALARMS_HOLDING = Gauge("alarms_holding", "1 for each alarm that holds after it.", ("alarm",))
-_ENGINE_USERS = Place("LLM gateway and weight sync")
+_ENGINE_USERS = MetricOwner("LLM gateway and weight sync")
 ENGINE_AWAY = Counter("engine_absences", "Times that an engine did not answer.")
-_WEIGHT_SYNC = Place("Weight sync")
+_WEIGHT_SYNC = MetricOwner("Weight sync")
 VERSIONS_SERVED = Counter("versions_served", "Versions acknowledged.", terminal="versions served", is_work=True)
 VERSIONS_LOADED = Counter("versions_loaded", "Versions loaded.")
 VERSIONS_SKIPPED = Counter("versions_skipped", "Versions passed over for a newer one.")
@@ -190,7 +190,7 @@ ENGINE_TOKENS = Gauge("engine_tokens_per_second", "Tokens sampled, over the last
 ENGINE_LOOKS_FAILED = Counter(
     "engine_looks_failed", "Looks at these that the engine did not answer in time, or not so."
 )
-_SUPERVISOR = Place("Supervisor")
+_SUPERVISOR = MetricOwner("Supervisor")
 PROCESSES_RUNNING = Gauge(
     "processes_running", "1 for each process of the run that runs, 0 for one that does not.", ("name",)
 )
@@ -202,11 +202,11 @@ def declared() -> Iterator[Metric]:
     return (value for value in globals().values() if isinstance(value, Metric))
 
 
-def by_place() -> dict[str, list[Metric]]:
+def by_owner() -> dict[str, list[Metric]]:
     """Who counts -> what, in the order of this file."""
     found: dict[str, list[Metric]] = {}
     for value in globals().values():
-        if isinstance(value, Place):
+        if isinstance(value, MetricOwner):
             metrics = found.setdefault(value.words, [])
         elif isinstance(value, Metric):
             metrics.append(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Counter", "Gauge", "Metric", "Metrics", "Place"]
+__all__ = ["Counter", "Gauge", "Metric", "MetricOwner", "Metrics"]
 
 _MAX_SERIES = 1_000
 """Of one registry; beyond it new label values are counted together as `other`."""
@@ -21,7 +21,7 @@ _OTHER = "other"
 _PREFIX = "tracegrad_"
 
 
-class Place(msgspec.Struct, frozen=True):
+class MetricOwner(msgspec.Struct, frozen=True):
     """Who counts the metrics that are declared below it."""
 
     words: str

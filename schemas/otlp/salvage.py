@@ -21,7 +21,7 @@ from ..errors import RecordError, UndecodableError
 from ..reasons import Reason
 from .signal import Signal, is_json, parsed
 
-__all__ = ["MAX_LOST", "Lost", "Salvaged", "damaged", "salvage"]
+__all__ = ["MAX_LOST", "LostPart", "SalvagedRequest", "damaged", "salvage"]
 
 MAX_LOST = 1_000
 """Beyond it a request is not damaged but none."""
@@ -33,39 +33,39 @@ _SIZES = {1: 8, 5: 4}
 """Bytes of a field without a length, by its wire type."""
 
 
-class Lost(NamedTuple):
+class LostPart(NamedTuple):
     """What could not be read, by reference: an item, or an attribute of a resource."""
 
     num_bytes: int
     sha256: str
 
     @classmethod
-    def of(cls, data: bytes) -> Lost:
+    def of(cls, data: bytes) -> LostPart:
         """The reference to these bytes."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
-class Salvaged(NamedTuple):
+class SalvagedRequest(NamedTuple):
     """What was made of a request."""
 
     request: Any
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostPart, ...] = ()
 
 
-def salvage(signal: Signal, value: bytes | None) -> Salvaged:
+def salvage(signal: Signal, value: bytes | None) -> SalvagedRequest:
     """Raises UndecodableError when nothing can be read."""
     data = value or b""
     try:
-        return Salvaged(parsed(signal, data))
+        return SalvagedRequest(parsed(signal, data))
     except UndecodableError:
         if is_json(data):
             raise
-        request, lost = signal.request(), list[Lost]()
+        request, lost = signal.request(), list[LostPart]()
         _merge(request, data, lost, count(1))
-        return Salvaged(request, tuple(lost))
+        return SalvagedRequest(request, tuple(lost))
 
 
-def damaged(lost: tuple[Lost, ...]) -> RecordError | None:
+def damaged(lost: tuple[LostPart, ...]) -> RecordError | None:
     """Why a request is a dead letter although the rest of it was read; None: nothing was lost."""
     if not lost:
         return None
@@ -76,7 +76,7 @@ def damaged(lost: tuple[Lost, ...]) -> RecordError | None:
     )
 
 
-def _merge(message: Message, data: bytes, lost: list[Lost], num_fields: Iterator[int]) -> None:
+def _merge(message: Message, data: bytes, lost: list[LostPart], num_fields: Iterator[int]) -> None:
     """Adds the fields of a message that parse, field by field."""
     for number, start, begin, end in _fields(data, num_fields):
         one = type(message)()
@@ -88,7 +88,7 @@ def _merge(message: Message, data: bytes, lost: list[Lost], num_fields: Iterator
                 part = getattr(message, field.name)
                 _merge(part if isinstance(part, Message) else part.add(), data[begin:end], lost, num_fields)
             elif len(lost) < MAX_LOST:
-                lost.append(Lost.of(data[begin:end]))
+                lost.append(LostPart.of(data[begin:end]))
             else:
                 raise _refusal(f"{MAX_LOST} damaged parts at most, got more") from None
         else:

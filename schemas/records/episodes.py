@@ -25,7 +25,7 @@ __all__ = [
     "AppliedReward",
     "ClosedMarker",
     "ContextCall",
-    "Emitted",
+    "EmittedEpisode",
     "Episode",
     "EpisodeCall",
     "Score",
@@ -272,7 +272,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     reward: Reward
 
 
-class Emitted(msgspec.Struct, frozen=True, kw_only=True, tag="emitted"):
+class EmittedEpisode(msgspec.Struct, frozen=True, kw_only=True, tag="emitted"):
     """An episode of a captured conversation is on `episodes`: in the order of this topic's partition, what is said of
     the conversation may be about it, unless it was let go before."""
 
@@ -312,7 +312,7 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EPISODES: Codec[Episode] = Codec(Episode, released=("episode/1",), wire="json")
-EPISODE_SCORES: Codec[Score | Emitted | Close] = Codec(
-    Score | Emitted | Close, released=("score/1", "emitted/1", "close/1"), wire="json"
+EPISODE_SCORES: Codec[Score | EmittedEpisode | Close] = Codec(
+    Score | EmittedEpisode | Close, released=("score/1", "emitted/1", "close/1"), wire="json"
 )
 CLOSED: Codec[ClosedMarker] = Codec(ClosedMarker, released=("closed/1",), wire="json")

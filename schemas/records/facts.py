@@ -31,9 +31,9 @@ __all__ = [
     "LogFact",
     "RewardFact",
     "RolloutFact",
-    "SaidReward",
     "SpanFact",
     "SpanKind",
+    "SpanReward",
     "ToolStatus",
     "digest_of",
     "link_order",
@@ -70,7 +70,7 @@ MAX_RESULT = 2_000
 """Characters of a tool's result that stay on the log beyond its span."""
 
 
-class SaidReward(msgspec.Struct, frozen=True, kw_only=True):
+class SpanReward(msgspec.Struct, frozen=True, kw_only=True):
     """A reward that a span names; whether it counts is the assembler's to say."""
 
     name: str
@@ -122,7 +122,7 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     """Its parent is of another process, which may export nothing: nobody waits for it."""
     parent_is_local: bool = False
     """Its parent is of its own process, which will export it once it has ended. Neither: nobody told."""
-    rewards: tuple[SaidReward, ...] = ()
+    rewards: tuple[SpanReward, ...] = ()
     """What it says of its agent's own reward."""
     input_tokens: int | None = None
     """Of an LLM span: the prompt's tokens, and `output_tokens` the answer's, as it counts them; None: it does not."""

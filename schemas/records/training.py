@@ -21,7 +21,7 @@ __all__ = [
     "GroupAdvantages",
     "GroupsGivenBack",
     "RatedWindow",
-    "RatedWorse",
+    "RatingDrop",
     "StepResult",
     "TrainingStep",
     "hash_batch",
@@ -55,11 +55,11 @@ class RatedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """With ddof 1."""
 
 
-class RatedWorse(msgspec.Struct, frozen=True, kw_only=True):
+class RatingDrop(msgspec.Struct, frozen=True, kw_only=True):
     """Raters like the newest versions less than those before, by more than chance: the trainer rolls back to
     `before.to_version`.
 
-    Example: RatedWorse(before=RatedWindow(from_version=12, to_version=27, ...), newest=.., drop_least=.04, look=9).
+    Example: RatingDrop(before=RatedWindow(from_version=12, to_version=27, ...), newest=.., drop_least=.04, look=9).
     """
 
     before: RatedWindow
@@ -185,7 +185,7 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     """Of a run that trains `offline` on history: effective sample size of each row as a share of its trained tokens,
     before the update, also of groups excluded by it: `mean`, `min`, `p10`, `p50`, `p90`; and `low`, the share of groups
     excluded as `low_ess`."""
-    rated_worse: RatedWorse | None = None
+    rated_worse: RatingDrop | None = None
     """Why the trainer rolls back after this step; None: it does not."""
     taken_ids: tuple[str, ...] = ()
     """All groups of this batch, trained or excluded, in the order of their records."""

@@ -127,7 +127,7 @@ class Strays:
     def __contains__(self, episode_id: str) -> bool:
         return any(episode_id in sizes for sizes in self._sizes)
 
-    def add(self, episode_id: str, num_bytes: int, *, is_proved: bool) -> None:
+    def add_trace(self, episode_id: str, num_bytes: int, *, is_proved: bool) -> None:
         """One that is silent no longer, and holds so many bytes in all."""
         self.discard(episode_id)
         self._sizes[is_proved][episode_id] = num_bytes

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from ..config import StreamsConfig
 from ..stage_fold import CROWDED, REPEAT_S
-from .open_episode import OpenEpisode, Waiting
+from .open_episode import OpenEpisode, WaitState
 
 __all__ = ["due"]
 
@@ -44,9 +44,9 @@ def due(episodes: Collection[OpenEpisode], now_s: float, config: StreamsConfig) 
 
 def _reason(episode: OpenEpisode, now_s: float, config: StreamsConfig) -> str:
     waiting = episode.waiting()
-    if waiting is Waiting.SILENCE:
+    if waiting is WaitState.SILENCE:
         return _of_silence(episode, now_s, config)
-    patience_s = config.deadline_s if waiting is Waiting.UNCOUNTED else config.incomplete_s
+    patience_s = config.deadline_s if waiting is WaitState.UNCOUNTED else config.incomplete_s
     return "deadline" if _is_over(episode.ended_at_s, patience_s, now_s) else ""
 
 

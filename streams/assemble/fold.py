@@ -55,7 +55,7 @@ from .bounds import Bounds, Strays
 from .deadlines import due
 from .late_feedback import divided, emitted, feedback_in, scores
 from .links import MAX_HOPS, asked_of, forwarded, is_of_conversation, may_complete, moved
-from .open_episode import OpenEpisode, Waiting
+from .open_episode import OpenEpisode, WaitState
 from .stretches import Stretches
 from .write.emit import disposition_of, emit
 
@@ -148,7 +148,7 @@ class Assemble(StageFold[OpenEpisode]):
             self._open[stretch] = self._open.pop(waiting.episode_id)
             waiting.episode_id = stretch
             if was_stray:
-                self._strays.add(stretch, waiting.num_bytes, is_proved=any(waiting.held))
+                self._strays.add_trace(stretch, waiting.num_bytes, is_proved=any(waiting.held))
         return msgspec.structs.replace(facts, episode_id=stretch or key)
 
     def _remember(self, marker: ClosedMarker) -> None:
@@ -220,13 +220,13 @@ class Assemble(StageFold[OpenEpisode]):
         self._bounds.check(episode, record, facts)
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
-        episode.origins.add(facts.facts, origins_in(record.headers))
+        episode.origins.add_record(facts.facts, origins_in(record.headers))
         self._bounds.hold(episode, record, facts)
         episode.silent_since_s, episode.next_proposal_s = None, 0.0
         if facts.forwarded_from is not None:
             episode.sources.add(facts.forwarded_from)
         for fact in facts.facts:
-            episode.take(fact, self._rules.reward_sources)
+            episode.add_fact(fact, self._rules.reward_sources)
         self._strays.discard(facts.episode_id)
         if episode.links and any(map(may_complete, facts.facts)):
             to, _ = self._target(episode)
@@ -235,10 +235,10 @@ class Assemble(StageFold[OpenEpisode]):
             ):
                 return self._forward(episode, to)
         if is_stray:
-            self._strays.add(facts.episode_id, episode.num_bytes, is_proved=any(episode.held))
+            self._strays.add_trace(facts.episode_id, episode.num_bytes, is_proved=any(episode.held))
             for surplus in self._strays.surplus():
                 self._let_stray_go(surplus)
-        elif episode.waiting() is Waiting.NOTHING:
+        elif episode.waiting() is WaitState.NOTHING:
             return self._write(record, episode, "complete")
         # With calls of its links' other keys here, too: a further key is asked as the first two were.
         asked = (Facts(episode_id=pull.trace_id, facts=(pull,)) for pull in episode.pulls())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.keys import group_key
 from tracegrad.schemas.log.protocol import Headers
-from tracegrad.schemas.records.episodes import EPISODE_SCORES, Emitted, Score
+from tracegrad.schemas.records.episodes import EPISODE_SCORES, EmittedEpisode, Score
 from tracegrad.schemas.records.facts import Fact, RewardFact
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
 from tracegrad.schemas.topics import Topic
@@ -42,7 +42,7 @@ def divided(
 
 def emitted(key: str, episode_id: str) -> Output:
     """The record that tells of an episode where what is said of its conversation behind its close will lie."""
-    value = EPISODE_SCORES.encode(Emitted(key=key, episode_id=episode_id))
+    value = EPISODE_SCORES.encode(EmittedEpisode(key=key, episode_id=episode_id))
     return Output(topic=Topic.EPISODE_SCORES, key=group_key(None, key), value=value)
 
 

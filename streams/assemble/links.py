@@ -79,7 +79,7 @@ class Links:
         """Whether anything names another key."""
         return bool(self._away)
 
-    def take(self, link: LinkFact, key: str) -> None:
+    def add_link(self, link: LinkFact, key: str) -> None:
         """Folds one in. `key`: of the episode, as links name it."""
         if link.key == key:
             self._here.setdefault(link.trace_id, set()).add(link.minted_id)

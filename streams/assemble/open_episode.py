@@ -42,7 +42,7 @@ from .links import Links, answers_in
 from .origins import Origins
 from .sent_spans import SentSpans, later
 
-__all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting"]
+__all__ = ["CALLS", "OUTCOMES", "HeldRecords", "OpenEpisode", "WaitState"]
 
 CALLS = "calls"
 """Beside the senders of spans; no holder is so called."""
@@ -55,7 +55,7 @@ _MAX_SOURCES = 1_000
 _TELLING = (SpanKind.AGENT, SpanKind.LLM, SpanKind.TOOL)
 
 
-class Waiting(Enum):
+class WaitState(Enum):
     """What an open episode waits for, and so which clock may propose to close it."""
 
     NOTHING = "nothing"
@@ -70,7 +70,7 @@ class Waiting(Enum):
     """No runner has spoken of it."""
 
 
-class Held:
+class HeldRecords:
     """The input records of one kind or sender that an open episode holds back."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class OpenEpisode:
         self.partition = partition
         self.positions: list[Position] = []
         self.origins = Origins(are_forwarded=attempt is None)
-        self.held: defaultdict[str, Held] = defaultdict(Held)
+        self.held: defaultdict[str, HeldRecords] = defaultdict(HeldRecords)
         """What the calls hold (`CALLS`), and what the spans of each sender do: each has a bound of its own, so that
         nobody takes room from the attempt's agent."""
         self._sent = SentSpans()
@@ -262,17 +262,17 @@ class OpenEpisode:
         """The runner's last word."""
         return self.end or self.started
 
-    def take(self, fact: Fact, reward_sources: Sequence[str]) -> None:
+    def add_fact(self, fact: Fact, reward_sources: Sequence[str]) -> None:
         """Folds one fact in."""
         if isinstance(fact, SpanFact):
-            self._sent.add(fact)
+            self._sent.add_span(fact)
             if self.attempt is None:
-                self._parents.add(fact)
+                self._parents.add_span(fact)
                 self._hear(answers_in((fact,)))
                 self._is_bare &= fact.kind not in _TELLING
                 self.services.add(fact.service)
         elif isinstance(fact, LogFact):
-            self._sent.tell(fact)
+            self._sent.add_event(fact)
             self._hear({id_ for id_ in (fact.response_id, *fact.requested_tool_call_ids) if id_})
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id
@@ -281,7 +281,7 @@ class OpenEpisode:
             call_id = fact.call.call_id
             self.context[call_id] = later(self.context.get(call_id), fact, lambda call: call.call.ended_at_ns)
         elif isinstance(fact, LinkFact):
-            self.links.take(fact, self.key)
+            self.links.add_link(fact, self.key)
         elif isinstance(fact, CallsClosedFact):
             self.closed = later(self.closed, fact.closed, lambda closed: len(closed.outcomes))
         elif isinstance(fact, CallOpenFact):
@@ -303,24 +303,24 @@ class OpenEpisode:
         self._answers |= answers
         self._tells_of_its_own |= any(key_in(answer) == self.key for answer in answers)
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> WaitState:
         """What it waits for; the table under "assemble" in docs/streams.md."""
         if self.end is None:
-            return Waiting.SILENCE if self.started is None else Waiting.END
+            return WaitState.SILENCE if self.started is None else WaitState.END
         if self.end.state is RolloutState.GIVEN_UP:
-            return Waiting.NOTHING
+            return WaitState.NOTHING
         if self.end.calls_closed and not self._has_its_calls():
-            return Waiting.COUNTED
+            return WaitState.COUNTED
         if self.end.state is RolloutState.ABORTED:
             # Spans are left out of an aborted attempt's record, so nobody waits for them.
-            return Waiting.NOTHING if self.end.calls_closed else Waiting.UNCOUNTED
+            return WaitState.NOTHING if self.end.calls_closed else WaitState.UNCOUNTED
         if not self._has_its_rewards() or not self._has_its_spans():
-            return Waiting.COUNTED
+            return WaitState.COUNTED
         is_counted = self.end.calls_closed and self.end.spans_exported is not None and self.end.spans_lost == 0
         if AGENT_REWARD in self.end.rewards_awaited and not self._has_agents_reward():
             # Nobody counts what an agent says, and it may say nothing.
             is_counted = False
-        return Waiting.NOTHING if is_counted else Waiting.UNCOUNTED
+        return WaitState.NOTHING if is_counted else WaitState.UNCOUNTED
 
     def _has_its_calls(self) -> bool:
         return self.closed is not None and self.closed.outcomes.keys() <= self.calls.keys()

@@ -43,7 +43,7 @@ class Origins:
         self._batches: dict[str, dict[tuple[str, str], array[int]]] = {}
         """Batch -> (key, `topic/partition`) -> begin and end, in turn."""
 
-    def add(self, facts: Iterable[Fact], parts: Parts) -> None:
+    def add_record(self, facts: Iterable[Fact], parts: Parts) -> None:
         """Folds a record in."""
         batches = {""}
         if self._are_forwarded:

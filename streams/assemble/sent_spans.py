@@ -16,8 +16,8 @@ import msgspec
 
 from tracegrad.schemas.records.facts import LogFact, SpanFact
 
-from .join.log_readings import Told, filled
-from .join.span_tree import Place, place_of
+from .join.log_readings import LogReading, filled
+from .join.span_tree import SpanKey, span_key
 
 __all__ = ["SentSpans", "later"]
 
@@ -29,11 +29,11 @@ class SentSpans:
     """Those of one episode. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._spans: defaultdict[str, dict[Place, SpanFact]] = defaultdict(dict)
+        self._spans: defaultdict[str, dict[SpanKey, SpanFact]] = defaultdict(dict)
         """By `SpanFact.proved_by`: whose it has to be is told by the end."""
-        self._logs: defaultdict[str, dict[Place, Told]] = defaultdict(dict)
+        self._logs: defaultdict[str, dict[SpanKey, LogReading]] = defaultdict(dict)
         """Likewise, what log events tell of spans, those to come among them."""
-        self._counted: defaultdict[str, set[Place]] = defaultdict(set)
+        self._counted: defaultdict[str, set[SpanKey]] = defaultdict(set)
         """Likewise, those that their agent host counted."""
 
     @property
@@ -55,22 +55,22 @@ class SentSpans:
         here = self._counted if is_marked else self._spans
         return sum(len(here[sender]) for sender in senders if sender in here)
 
-    def add(self, fact: SpanFact) -> None:
+    def add_span(self, fact: SpanFact) -> None:
         """Folds a span in."""
-        place, spans = place_of(fact), self._spans[fact.proved_by]
+        place, spans = span_key(fact), self._spans[fact.proved_by]
         spans[place] = later(spans.get(place), fact, lambda span: span.end_ns)
         if fact.is_counted:
             # Kept apart from the fact: the same span may also come unmarked, as from a forked child.
             self._counted[fact.proved_by].add(place)
 
-    def tell(self, fact: LogFact) -> None:
+    def add_event(self, fact: LogFact) -> None:
         """Folds an event in."""
         place, told = (fact.trace_id, fact.span_id), self._logs[fact.proved_by]
-        told[place] = told.get(place, Told()).with_(fact)
+        told[place] = told.get(place, LogReading()).with_(fact)
 
     def filled(self, senders: Iterable[str]) -> Iterable[SpanFact]:
         """One of each place, with what the same sender's events tell of it; of several senders' the last one's."""
-        places: dict[Place, SpanFact] = {}
+        places: dict[SpanKey, SpanFact] = {}
         for sender in senders:
             told = self._logs.get(sender, {})
             for place, span in self._spans[sender].items():

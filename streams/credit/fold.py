@@ -41,7 +41,7 @@ from tracegrad.schemas.records.episodes import (
     LATE,
     UNCLAIMED,
     ClosedMarker,
-    Emitted,
+    EmittedEpisode,
     Episode,
     Score,
 )
@@ -52,8 +52,8 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 from ..config import StreamRules
 from ..ratings import pieces_of
 from ..stage_fold import CROWDED, StageFold
+from .feedback_window import FeedbackWindow
 from .strategies.rated import as_group, as_rated
-from .waiting import Waiting
 from .write_group import credit_group
 
 __all__ = ["OVERTAKEN", "Credit"]
@@ -82,7 +82,7 @@ class _OpenGroup:
         self.positions: list[Position] = []
         self.num_bytes = 0
 
-    def take(self, member: int, episode: Episode, record: Record | None) -> None:
+    def add_member(self, member: int, episode: Episode, record: Record | None) -> None:
         """Of two final episodes of a member the one that was really run counts, then the greatest sha256; a stand-in
         has no record."""
         digest = hashlib.sha256((record.value if record else None) or b"")
@@ -113,7 +113,7 @@ class Credit(StageFold[_OpenGroup]):
         self._num_closed = 0
         limits = rules.streams
         silence_s = max([limits.idle_s, *(one.idle_s or 0.0 for one in limits.services.values())])
-        self._waiting = Waiting(rules.feedback_wait_s, silence_s)
+        self._window = FeedbackWindow(rules.feedback_wait_s, silence_s)
         self._credits = rules.credit.resolve()
         self._scores_topic = topics.name(Topic.EPISODE_SCORES)
 
@@ -121,16 +121,16 @@ class Credit(StageFold[_OpenGroup]):
         """As Fold.reset."""
         super().reset()
         self._num_bytes = 0
-        self._waiting.clear()
+        self._window.clear()
 
     def propose(self, now_s: float, now_ms: int = 0) -> Sequence[Output]:
         """As Fold.propose; due are conversations that people had their time to rate, and those that wait longest where
         they leave little room for others."""
         proposals = []
         for id_ in self._surplus():
-            self._waiting.hasten(id_)
-        self._let_go += self._waiting.forget(now_s)
-        for reason, id_, key, partition, before in self._waiting.due(now_s, now_ms):
+            self._window.hasten(id_)
+        self._let_go += self._window.forget(now_s)
+        for reason, id_, key, partition, before in self._window.due(now_s, now_ms):
             self.metrics.add(PROPOSALS, reason)
             value = EPISODE_SCORES.encode(Close(episode_id=id_, reason=reason, before=before))
             place = Output(topic=Topic.EPISODE_SCORES, key=group_key(None, key), value=value, partition=partition)
@@ -149,7 +149,7 @@ class Credit(StageFold[_OpenGroup]):
                 yield id_
 
     def _take(self, record: Record) -> Emission:
-        self._waiting.saw(record.timestamp_ms)
+        self._window.note_time(record.timestamp_ms)
         if record.topic == self._scores_topic:
             return self._take_score(record)
         episode = EPISODES.decode(record.value)
@@ -169,12 +169,12 @@ class Credit(StageFold[_OpenGroup]):
         if isinstance(event, Score):
             if not self._rules.select.train:
                 return self._miss([(event.reward, record.position)])
-            self._waiting.hear(event.key, event.reward, record)
+            self._window.add_feedback(event.key, event.reward, record)
             return Emission()
-        if isinstance(event, Emitted):
+        if isinstance(event, EmittedEpisode):
             return self._tell(event.key, event.episode_id, record)
         if event.reason == UNCLAIMED:
-            late, counted = self._waiting.drop(event.episode_id, event.before, record.position.offset)
+            late, counted = self._window.drop(event.episode_id, event.before, record.position.offset)
             return self._miss(late, *counted, record.position)
         state = self._open.get(event.episode_id)
         if state is None:
@@ -188,7 +188,7 @@ class Credit(StageFold[_OpenGroup]):
     def _tell(self, key: str, episode_id: str, record: Record, *, is_end: bool = False) -> Emission:
         if self._is_closed(episode_id):
             return Emission(done=(record.position,))
-        return Emission(done=tuple(self._waiting.tell(key, episode_id, record.position, is_end=is_end)))
+        return Emission(done=tuple(self._window.note_episode(key, episode_id, record.position, is_end=is_end)))
 
     def _miss(self, late: Sequence[tuple[Reward, Position]], *more: Position) -> Emission:
         """Feedback that is about nothing that waits; a marker tells of it, under a name that no group has."""
@@ -237,10 +237,10 @@ class Credit(StageFold[_OpenGroup]):
         else:
             state.num_bytes += len(value)
             self._num_bytes += len(value)
-        state.take(group.member, episode, record)
+        state.add_member(group.member, episode, record)
         state.positions.append(record.position)
         if episode.rollout_id is None:
-            if not self._waiting.add(episode, record.partition, record.timestamp_ms):
+            if not self._window.add_episode(episode, record.partition, record.timestamp_ms):
                 return self._credit_conversation(group.id, state)
         else:
             self.metrics.add(CREDIT_EPISODES, "in_groups")
@@ -261,7 +261,7 @@ class Credit(StageFold[_OpenGroup]):
     def _credit_conversation(self, group_id: str, state: _OpenGroup) -> Emission:
         """Closes a group of one with all that was said of it; what nobody rated trains nothing, unless AIR may."""
         episode, rank = state.members[0]
-        episode, positions, state.feedback = self._waiting.close(episode)
+        episode, positions, state.feedback = self._window.close(episode)
         state.positions += positions
         if episode.is_rated or self._rules.select.unscored == "air":
             self.metrics.add(CREDIT_EPISODES, "in_groups")
@@ -285,7 +285,7 @@ class Credit(StageFold[_OpenGroup]):
             len(self._open),
         )
         for number in missing:
-            state.take(number, _stand_in(one, number), None)
+            state.add_member(number, _stand_in(one, number), None)
         return self._credit(group_id, state)
 
     def _credit(self, group_id: str, state: _OpenGroup, heard: tuple[str, ...] = ()) -> Emission:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tracegrad.schemas.records.calls import TOKEN_BYTES
 from tracegrad.schemas.records.episodes import EpisodeCall
 
-__all__ = ["Grown", "Place", "PrefixTree"]
+__all__ = ["AddedCall", "Prefix", "PrefixTree"]
 
 _LAST = float("inf")
 
@@ -36,7 +36,7 @@ class _Path:
         """(bytes from the root, number) of the rows that end within its own ids, sorted."""
 
 
-class Place(NamedTuple):
+class Prefix(NamedTuple):
     """A prefix: the ids from the root to a byte of a path."""
 
     path: _Path
@@ -44,13 +44,13 @@ class Place(NamedTuple):
     """Bytes from the root."""
 
 
-class Grown(NamedTuple):
+class AddedCall(NamedTuple):
     """A call that was added."""
 
-    known: Place
+    known: Prefix
     """As much of its prompt as earlier calls had."""
     num_prompt_bytes: int
-    end: Place
+    end: Prefix
     """Its prompt + sampled ids."""
 
 
@@ -59,9 +59,9 @@ class PrefixTree:
 
     def __init__(self) -> None:
         self._root = _Path(None, 0)
-        self._calls: dict[str, Place] = {}
+        self._calls: dict[str, Prefix] = {}
 
-    def add(self, call: EpisodeCall) -> Grown | None:
+    def add_call(self, call: EpisodeCall) -> AddedCall | None:
         """Takes the next call; None where its chain of parents is broken."""
         start = self._shared(call)
         if start is None:
@@ -69,22 +69,22 @@ class PrefixTree:
         known, num_known = _follow(start, call.suffix_ids)
         end = _grow(known, call.suffix_ids[num_known:] + call.sampled_ids)
         self._calls[call.call_id] = end
-        return Grown(known, start.end + len(call.suffix_ids), end)
+        return AddedCall(known, start.end + len(call.suffix_ids), end)
 
-    def _shared(self, call: EpisodeCall) -> Place | None:
+    def _shared(self, call: EpisodeCall) -> Prefix | None:
         """Where the prompt leaves its parent's ids."""
         if len(call.suffix_ids) % TOKEN_BYTES or len(call.sampled_ids) % TOKEN_BYTES:
             return None
-        parent = Place(self._root, 0) if call.parent_call_id is None else self._calls.get(call.parent_call_id)
+        parent = Prefix(self._root, 0) if call.parent_call_id is None else self._calls.get(call.parent_call_id)
         end = call.shared_tokens * TOKEN_BYTES
         if parent is None or not 0 <= end <= parent.end:
             return None
         path = parent.path
         while path.above is not None and end <= path.begin:
             path = path.above
-        return Place(path, end)
+        return Prefix(path, end)
 
-    def row_at(self, place: Place) -> int | None:
+    def row_at(self, place: Prefix) -> int | None:
         """The row whose ids are the longest prefix of a place's; of equal ones the first."""
         path: _Path | None = place.path
         end = place.end
@@ -95,13 +95,13 @@ class PrefixTree:
             end, path = path.begin, path.above
         return None
 
-    def end_row(self, number: int, place: Place, *, before: Place | None) -> None:
+    def end_row(self, number: int, place: Prefix, *, before: Prefix | None) -> None:
         """A row ends here, no longer where it ended before."""
         if before is not None:
             del before.path.ends[bisect_left(before.path.ends, (before.end, number))]
         insort(place.path.ends, (place.end, number))
 
-    def ids(self, place: Place) -> bytes:
+    def ids(self, place: Prefix) -> bytes:
         """All ids from the root on."""
         parts = []
         path: _Path | None = place.path
@@ -112,7 +112,7 @@ class PrefixTree:
         return b"".join(reversed(parts))
 
 
-def _follow(place: Place, ids: bytes) -> tuple[Place, int]:
+def _follow(place: Prefix, ids: bytes) -> tuple[Prefix, int]:
     """The place after as many of these ids as lie here already, and how many bytes of them those are."""
     path, end = place
     num_known = 0
@@ -120,7 +120,7 @@ def _follow(place: Place, ids: bytes) -> tuple[Place, int]:
         fork = path.forks.get((end, ids[num_known : num_known + TOKEN_BYTES]))
         num_equal = TOKEN_BYTES if fork else _num_equal(path.ids, end - path.begin, ids, num_known)
         if not num_equal:
-            return Place(path, end), num_known
+            return Prefix(path, end), num_known
         # Every turn takes one of the ids at least: a call walks no more forks than it has of them.
         path, end, num_known = fork or path, end + num_equal, num_known + num_equal
 
@@ -138,7 +138,7 @@ def _num_equal(one: bytearray, begin: int, other: bytes, at: int) -> int:
     return num
 
 
-def _grow(place: Place, ids: bytes) -> Place:
+def _grow(place: Prefix, ids: bytes) -> Prefix:
     """The place after these ids, which are put there as far as they are new."""
     (path, end), num_known = _follow(place, ids)
     new = ids[num_known:]
@@ -146,4 +146,4 @@ def _grow(place: Place, ids: bytes) -> Place:
         above, path = path, _Path(path, end)
         above.forks[end, new[:TOKEN_BYTES]] = path
     path.ids += new
-    return Place(path, end + len(new))
+    return Prefix(path, end + len(new))

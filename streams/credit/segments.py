@@ -25,7 +25,7 @@ from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import MAX_LOGPROB, MAX_TEMPERATURE, MIN_TEMPERATURE, SegmentRow, Turn
 from tracegrad.schemas.records.versions import are_complete
 
-from .prefix_tree import Grown, Place, PrefixTree
+from .prefix_tree import AddedCall, Prefix, PrefixTree
 from .strategies.strategy import CallCredit
 
 __all__ = ["MAX_ROW_BYTES", "build_segments", "why_masked"]
@@ -59,13 +59,13 @@ class _Chain:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.end: Place | None = None
+        self.end: Prefix | None = None
         """Of its last call."""
         self.mask = bytearray()
         self.logprobs = bytearray()
         self.turns: list[Turn] = []
 
-    def append(self, call: EpisodeCall, grown: Grown, credit: CallCredit) -> None:
+    def append(self, call: EpisodeCall, grown: AddedCall, credit: CallCredit) -> None:
         """Adds a call whose prompt begins with all of the chain's ids."""
         masked = why_masked(call)
         start = grown.num_prompt_bytes // TOKEN_BYTES
@@ -107,7 +107,7 @@ def build_segments(episode: Episode, policy: str, credits: Sequence[CallCredit])
     num_bytes = 0
     broken: list[str] = []
     for call, credit in zip(episode.calls, credits, strict=True):
-        grown = tree.add(call)
+        grown = tree.add_call(call)
         if call.policy != policy:
             continue
         if grown is None:

@@ -34,7 +34,7 @@ from .reading.agent_hints import is_wrapper
 from .reading.judge_tool import ToolJudge
 from .reading.read_output import NOTHING, Output, of_messages
 from .reading.span_view import MAX_TEXT
-from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Scan, Source
+from .scan import IDENTITY_KEYS, RESOURCE_KEYS, ItemSource, Scan
 from .span_links import links_of_event, links_of_ids
 
 __all__ = ["LogReader"]
@@ -66,7 +66,7 @@ class LogReader:
         scan = Scan(LOGS, value, signer=signer, runs=self._runs, metrics=self._metrics)
         return scan.read(self._read_record, _RESOURCE_KEYS)
 
-    def _read_record(self, record: LogRecord, source: Source, scan: Scan) -> None:
+    def _read_record(self, record: LogRecord, source: ItemSource, scan: Scan) -> None:
         if record.dropped_attributes_count:
             self._metrics.add(ATTRIBUTES_DROPPED, "logs", num=record.dropped_attributes_count)
         attributes = attributes_of(record.attributes, _KEYS)
@@ -89,10 +89,12 @@ class LogReader:
                 **told,
             )
             is_captured = place.is_captured
-            scan.add(place, fact, links_of_event(fact, attributes, source.resource, self._runs) if is_captured else ())
+            scan.add_fact(
+                place, fact, links_of_event(fact, attributes, source.resource, self._runs) if is_captured else ()
+            )
 
     def _read_execution(
-        self, record: LogRecord, attributes: Mapping[str, AttributeValue], source: Source, scan: Scan
+        self, record: LogRecord, attributes: Mapping[str, AttributeValue], source: ItemSource, scan: Scan
     ) -> None:
         trace = trace_of_log(record, attributes)
         place = scan.place(trace, attributes, source)
@@ -101,7 +103,7 @@ class LogReader:
         service = str(source.resource.get(SERVICE_NAME, ""))[:MAX_TEXT]
         fact = execution_of_log(record, trace, attributes, self._judge, service=service, proved_by=place.proved_by)
         if fact is not None:
-            scan.add(place, fact, links_of_ids(fact, self._runs) if place.is_captured else ())
+            scan.add_fact(place, fact, links_of_ids(fact, self._runs) if place.is_captured else ())
 
 
 def _told(name: str, attributes: Mapping[str, AttributeValue], record: LogRecord) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind
 from .dialects.agent_lightning import AGENT_LIGHTNING
 from .dialects.agentops import AGENTOPS
 from .dialects.codex import CODEX
-from .dialects.dialect import Dialect, Reading
+from .dialects.dialect import Dialect, SpanReading
 from .dialects.frameworks import ADK, CLAUDE_CODE, PYDANTIC_AI
 from .dialects.langfuse import LANGFUSE
 from .dialects.langsmith import LANGSMITH
@@ -40,7 +40,7 @@ from .reading.judge_tool import JUDGED_KEYS, ToolJudge
 from .reading.returned import HTTP_KEYS, USAGE_KEYS, http_status_of, usage_of
 from .reading.span_rewards import rewards_in
 from .reading.span_view import SpanView
-from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Place, Scan, Source
+from .scan import IDENTITY_KEYS, RESOURCE_KEYS, ItemSource, Placement, Scan
 from .span_links import Conversations
 
 __all__ = ["DIALECTS", "SpanReader"]
@@ -103,7 +103,7 @@ class SpanReader:
         scan = Scan(TRACES, value, signer=signer, runs=self._runs, metrics=self._metrics)
         return scan.read(self._read_span, _RESOURCE_KEYS)
 
-    def _read_span(self, span: Span, source: Source, scan: Scan) -> None:
+    def _read_span(self, span: Span, source: ItemSource, scan: Scan) -> None:
         trace_id = span.trace_id
         if len(trace_id) != 16 or not any(trace_id):
             raise RecordError(f"expected a trace id of 16 bytes, got {len(trace_id)}", reason=Reason.BAD_TRACE_ID)
@@ -115,11 +115,13 @@ class SpanReader:
         place = scan.place(trace_id, attributes, source)
         if place is not None:
             fact = self._fact(span, attributes, source, place)
-            scan.add(
+            scan.add_fact(
                 place, fact, self._conversations.links(fact, span, attributes, source) if place.is_captured else ()
             )
 
-    def _fact(self, span: Span, attributes: Mapping[str, AttributeValue], source: Source, place: Place) -> SpanFact:
+    def _fact(
+        self, span: Span, attributes: Mapping[str, AttributeValue], source: ItemSource, place: Placement
+    ) -> SpanFact:
         name, parent, resource = span.name[:_MAX_NAME], span.parent_span_id, source.resource
         flags = span.flags if parent else 0
         told = {**_UNTOLD, "agent_hints": agent_hints(attributes)}
@@ -147,7 +149,7 @@ class SpanReader:
 
     def _told(self, view: SpanView, dialects: Iterable[Dialect]) -> dict[str, Any]:
         """What dialects tell of a span: fields of its fact."""
-        readings: dict[str, Reading] = {}
+        readings: dict[str, SpanReading] = {}
         for dialect in dialects:
             if dialect.name not in readings and (found := dialect.read(view)) is not None:
                 readings[dialect.name] = found

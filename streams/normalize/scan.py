@@ -27,7 +27,7 @@ from tracegrad.schemas.records.facts import LinkFact, LogFact, SpanFact
 
 from .identity import claim_of, episode_of
 
-__all__ = ["IDENTITY_KEYS", "RESOURCE_KEYS", "Place", "Refused", "Scan", "Source"]
+__all__ = ["IDENTITY_KEYS", "RESOURCE_KEYS", "ItemSource", "Placement", "RefusedItems", "Scan"]
 
 IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 """The attributes of an item or its resource that say which episode it is of."""
@@ -35,7 +35,7 @@ RESOURCE_KEYS = IDENTITY_KEYS | {PROVED_BY}
 """Those of a resource that place its items; whoever reads items may want others besides."""
 
 
-class Refused(NamedTuple):
+class RefusedItems(NamedTuple):
     """Items of one request that were refused for one reason: the first error, and a request with just them."""
 
     error: RecordError
@@ -43,7 +43,7 @@ class Refused(NamedTuple):
     request: Any
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Where an item belongs."""
 
     episode: str
@@ -53,13 +53,13 @@ class Place(NamedTuple):
     """Its episode is no attempt of these runs."""
 
 
-class Source(NamedTuple):
+class ItemSource(NamedTuple):
     """Where items come from: a resource, and the instrumentation that made them."""
 
     resource: Mapping[str, AttributeValue]
     """Its wanted attributes."""
     scope: str
-    places: dict[bytes, Place | None]
+    places: dict[bytes, Placement | None]
     """Of traces whose items name no episode themselves; None: of no run that is taken."""
 
 
@@ -83,7 +83,7 @@ class Scan:
         """By episode and sender."""
         self.links: dict[str, dict[LinkFact, None]] = {}
         """By captured trace, in the order of their items."""
-        self.refused: dict[str, Refused] = {}
+        self.refused: dict[str, RefusedItems] = {}
         """Reason -> its items."""
         self._refused_of: dict[str, tuple[Any, Any]] = {}
         """Reason -> resource and scope of the last item."""
@@ -95,11 +95,11 @@ class Scan:
         self.damage = damaged(lost)
         """Some of the request cannot be read, and is neither facts nor refused."""
 
-    def read(self, read: Callable[[Any, Source, Scan], None], wanted: frozenset[str]) -> Scan:
+    def read(self, read: Callable[[Any, ItemSource, Scan], None], wanted: frozenset[str]) -> Scan:
         """Has every item read, with the wanted attributes of its resource; one that raises RecordError is refused."""
         number = 0
         for of_resource in getattr(self._request, self._signal.resources):
-            resource, places = attributes_of(of_resource.resource.attributes, wanted), dict[bytes, Place | None]()
+            resource, places = attributes_of(of_resource.resource.attributes, wanted), dict[bytes, Placement | None]()
             if self._is_evaluators(resource):
                 scopes = getattr(of_resource, self._signal.scopes)
                 num = sum(len(getattr(of_scope, self._signal.fields)) for of_scope in scopes)
@@ -107,7 +107,7 @@ class Scan:
                 number += num
                 continue
             for of_scope in getattr(of_resource, self._signal.scopes):
-                source = Source(resource, of_scope.scope.name, places)
+                source = ItemSource(resource, of_scope.scope.name, places)
                 for item in getattr(of_scope, self._signal.fields):
                     try:
                         read(item, source, self)
@@ -121,7 +121,7 @@ class Scan:
         none of the agent's tools and agents, and a span that it sends again is to displace none that the agent sent."""
         return self._signer is not None and resource.get(PROVED_BY) == feedback_holder(RunHash(self._signer))
 
-    def place(self, trace_id: bytes, attributes: Mapping[str, AttributeValue], source: Source) -> Place | None:
+    def place(self, trace_id: bytes, attributes: Mapping[str, AttributeValue], source: ItemSource) -> Placement | None:
         """Where an item belongs, by its trace, its own attributes and its source; None: to none of these runs, counted.
 
         Raises:
@@ -137,7 +137,7 @@ class Scan:
             self._metrics.add(NOT_SELECTED, self._signal.items)
         return place
 
-    def _placed(self, trace_id: bytes, *said: Mapping[str, AttributeValue]) -> Place | None:
+    def _placed(self, trace_id: bytes, *said: Mapping[str, AttributeValue]) -> Placement | None:
         rollout, attempt = claim_of(ROLLOUT_KEYS, *said), claim_of(ATTEMPT_KEYS, *said)
         episode = episode_of(rollout, attempt, trace_id.hex(), self._runs)
         if episode is None:
@@ -145,9 +145,9 @@ class Scan:
         # Which credential it came with matters to a runner's episode alone, and to that of the gateway's own run.
         is_attempt = attempt_of(episode, self._runs) is not None
         is_seen = is_attempt and is_by_own_run(self._signer, episode)
-        return Place(episode, str(said[-1].get(PROVED_BY, "")) if is_seen else "", not is_attempt)
+        return Placement(episode, str(said[-1].get(PROVED_BY, "")) if is_seen else "", not is_attempt)
 
-    def add(self, place: Place, fact: SpanFact | LogFact, links: Iterable[LinkFact]) -> None:
+    def add_fact(self, place: Placement, fact: SpanFact | LogFact, links: Iterable[LinkFact]) -> None:
         """Takes what was made of an item."""
         self.facts.setdefault((place.episode, place.proved_by), []).append(fact)
         if links:
@@ -156,7 +156,7 @@ class Scan:
     def _refuse(self, error: RecordError, number: int, of_resource: Any, of_scope: Any, item: Message) -> None:
         """Keeps the item, with its resource and scope, in a request that can be sent again once mended."""
         signal = self._signal
-        refused = self.refused.setdefault(error.reason, Refused(error, number, signal.request()))
+        refused = self.refused.setdefault(error.reason, RefusedItems(error, number, signal.request()))
         last_resource, last_scope = self._refused_of.get(error.reason, (None, None))
         self._refused_of[error.reason] = of_resource, of_scope
         resources = getattr(refused.request, signal.resources)

@@ -23,7 +23,7 @@ from tracegrad.schemas.records.calls import CallRecord, UpstreamCall
 from tracegrad.schemas.records.facts import LinkFact, LinkSource, LogFact, SpanFact, SpanKind
 
 from .reading.repeated import CREWAI, repeated_ids
-from .scan import Source
+from .scan import ItemSource
 
 __all__ = ["Conversations", "link_of_call", "links_of_event", "links_of_ids"]
 
@@ -96,7 +96,7 @@ class Conversations:
         """Key of a session id -> its open traces -> when their last span ended."""
 
     def links(
-        self, fact: SpanFact, span: Span, attributes: Mapping[str, AttributeValue], source: Source
+        self, fact: SpanFact, span: Span, attributes: Mapping[str, AttributeValue], source: ItemSource
     ) -> list[LinkFact]:
         """Those of a captured span, by its attributes, else its resource's."""
         links, named = links_of_ids(fact, self._runs), _named(fact, attributes, source.resource, self._runs)

@@ -122,7 +122,7 @@ class Assignment:
     def on_agent_end(self, error: BaseException | None) -> None:
         """The agent never ends by itself: whatever it was ends the process."""
         if self._folding is not None and error is not None and not isinstance(error, FatalError):
-            count = self.poison.add(self._folding)
+            count = self.poison.add_end(self._folding)
             logger.error("streams %s: folding %s failed, time %d", self.fold.stage, self._folding, count)
         self.fail(error or UnavailableError("expected the Faust agent to run, got its end"))
 

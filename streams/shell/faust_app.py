@@ -91,7 +91,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         return offsets
 
 
-class _Begun:
+class _BegunCoroutine:
     """The rest of a coroutine that has run up to its first wait, to be awaited like any other.
 
     A coroutine that was sent into can be neither awaited from its start nor made a task of: what it waits for has been
@@ -133,7 +133,7 @@ class _Consumer(driver.Consumer):
                     # Never begun; unclosed, each would warn that it was never awaited.
                     other.close()
                 return WaitResults([hand_over], [end.value], False)
-            coros = (_Begun(hand_over, waits_for), *coros[1:])
+            coros = (_BegunCoroutine(hand_over, waits_for), *coros[1:])
         return await super().wait_first(*coros, timeout=timeout)
 
     def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:

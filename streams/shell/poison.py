@@ -52,7 +52,7 @@ class PoisonList:
         self._is_watched = before != _ENDED
         with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
             position = msgspec.json.decode(before, type=Position)
-            logger.error("the worker before died while it folded %s, time %d", position, self.add(position))
+            logger.error("the worker before died while it folded %s, time %d", position, self.add_end(position))
         self._write(_ALIVE)
 
     def _write(self, life: bytes) -> None:
@@ -85,7 +85,7 @@ class PoisonList:
     def __contains__(self, position: Position) -> bool:
         return self._ends.get(position, 0) >= self._limit
 
-    def add(self, position: Position) -> int:
+    def add_end(self, position: Position) -> int:
         """Counts one more end at this position; returns how many there were."""
         # One write to a file opened for appending: what other processes write meanwhile is not torn. It begins a line
         # of its own, behind whatever a power loss left.

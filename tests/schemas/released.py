@@ -232,8 +232,8 @@ REWARDING_FACTS = facts.Facts(
         msgspec.structs.replace(
             SPAN,
             rewards=(
-                facts.SaidReward(name="agent", value=0.5, target="chatcmpl-5f0c" + "0" * 28),
-                facts.SaidReward(name="agent.short", value=None),
+                facts.SpanReward(name="agent", value=0.5, target="chatcmpl-5f0c" + "0" * 28),
+                facts.SpanReward(name="agent.short", value=None),
             ),
         ),
     ),

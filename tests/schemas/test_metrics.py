@@ -22,7 +22,7 @@ from tracegrad.schemas.metrics import (
     Counter,
     Gauge,
     Metrics,
-    by_place,
+    by_owner,
     declared,
 )
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport
@@ -58,7 +58,7 @@ def test_names_follow_the_rules_of_prometheus() -> None:
 
 def test_every_metric_has_a_place() -> None:
     """Who counts it stands in docs/metrics.md."""
-    assert [metric for metrics in by_place().values() for metric in metrics] == [*declared()]
+    assert [metric for metrics in by_owner().values() for metric in metrics] == [*declared()]
 
 
 def test_every_metric_is_counted_somewhere() -> None:

@@ -17,7 +17,7 @@ from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, LogFact, digest_of
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.join.log_readings import Told
+from tracegrad.streams.assemble.join.log_readings import LogReading
 from tracegrad.streams.config import SelectConfig
 
 TRACE = "77" * 16
@@ -164,16 +164,16 @@ def test_events_that_disagree_tell_nothing() -> None:
 
 def test_what_was_told_can_be_told_again() -> None:
     """As when a trace's facts are forwarded to the key of its conversation: the same, also where events disagree."""
-    told = Told()
+    told = LogReading()
     for value in (DETAILS, ASKED, ANSWERED, event("gen_ai.user.message", 2, "x", gen_ai__agent__name="planner")):
         for fact in facts_of(value):
             told = told.with_(fact)
     for fact in facts_of(event("gen_ai.client.inference.operation.details", 2, gen_ai__response__id=call_id("b"))):
         told = told.with_(fact)
-    again = Told()
+    again = LogReading()
     for fact in told.facts((TRACE, "0" * 16), ""):
         again = again.with_(fact)
-    assert again == told != Told()
+    assert again == told != LogReading()
 
 
 def test_what_tells_nothing_costs_nothing() -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from tests.trainer.material import segment, summary, turn
 from tests.versions import OTHER_RUN, RUN, sampled_by
-from tracegrad.schemas.records.training import RatedWorse
+from tracegrad.schemas.records.training import RatingDrop
 from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.config import AlarmsConfig
 from tracegrad.trainer.guard import GuardState, begun_anew, held_from, scores_of, watched
@@ -34,7 +34,7 @@ def batches(chance: random.Random, rates: list[float]) -> list[Scores]:
     return made
 
 
-def first(made: list[Scores], size: int) -> tuple[int, RatedWorse] | None:
+def first(made: list[Scores], size: int) -> tuple[int, RatingDrop] | None:
     """Which batch is the first that has a run rolled back, and why."""
     state = GuardState()
     for number, scores in enumerate(made):

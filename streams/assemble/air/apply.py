@@ -23,7 +23,7 @@ from tracegrad.schemas.metrics import AIR_FUNCTION_FAILED, AIR_PAYMENTS_LEFT_OUT
 from tracegrad.schemas.records.episodes import AIR_RULE, AppliedReward, Episode
 from tracegrad.schemas.records.rollouts import is_usable
 
-from .function import Answer, PayFunction
+from .function import FunctionAnswer, PayFunction
 from .rules import AirConfig, AirRule, matching
 from .signals import Signal, signals_of
 
@@ -115,7 +115,7 @@ class Rewarder:
 
     def __call__(self, episode: Episode) -> Episode:
         """The episode as it is rewarded."""
-        answer = self._function(episode) if self._function is not None and episode.calls else Answer()
+        answer = self._function(episode) if self._function is not None and episode.calls else FunctionAnswer()
         if answer.problem:
             self._metrics.add(AIR_FUNCTION_FAILED, answer.problem)
             _LOGGER.warning("[air] function pays nothing for %s: %s", episode.episode_id, answer.detail)

@@ -27,7 +27,7 @@ from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.section import nearest
 
-__all__ = ["Answer", "PayFunction"]
+__all__ = ["FunctionAnswer", "PayFunction"]
 
 _START_S = 60.0
 """For the import of the user's file, which may be large."""
@@ -35,7 +35,7 @@ _MAX_ANSWER = 16 * 1024 * 1024
 _HOST = str(Path(__file__).with_name("function_host.py"))
 
 
-class Answer(NamedTuple):
+class FunctionAnswer(NamedTuple):
     """Of one episode."""
 
     pays: Sequence[tuple[str, str, float | None]] = ()
@@ -61,26 +61,26 @@ class PayFunction:
         self._end: weakref.finalize[[subprocess.Popen[bytes]], PayFunction] | None = None
         self._start()
 
-    def __call__(self, episode: Episode) -> Answer:
+    def __call__(self, episode: Episode) -> FunctionAnswer:
         """What it pays for an episode."""
         if self._process is None:
             try:
                 self._start()
             except ConfigurationError as error:
-                return Answer(problem=Reason.DIED, detail=str(error))
+                return FunctionAnswer(problem=Reason.DIED, detail=str(error))
         try:
             line = self._exchange(EPISODES.encode(episode) + b"\n", self._limit_s)
             told = msgspec.json.decode(line, type=_Line)
         except TimeoutError:
             self.close()
-            return Answer(problem=Reason.TIMEOUT, detail=f"took more than {self._limit_s:g} s")
+            return FunctionAnswer(problem=Reason.TIMEOUT, detail=f"took more than {self._limit_s:g} s")
         except OSError:
             self.close()
-            return Answer(problem=Reason.DIED, detail="its process ended")
+            return FunctionAnswer(problem=Reason.DIED, detail="its process ended")
         except msgspec.DecodeError as error:
             self.close()
-            return Answer(problem=Reason.BAD_ANSWER, detail=str(error))
-        return Answer(problem=Reason.RAISED, detail=told.error) if told.error else Answer(told.pays)
+            return FunctionAnswer(problem=Reason.BAD_ANSWER, detail=str(error))
+        return FunctionAnswer(problem=Reason.RAISED, detail=told.error) if told.error else FunctionAnswer(told.pays)
 
     def close(self) -> None:
         """Kills the process; the next episode gets a new one. Who lets go of this object need not call it."""

@@ -22,16 +22,16 @@ from typing import NamedTuple
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
-from .content import Asked, join_content, unclaimed
+from .content import JoinableCall, join_content, unclaimed
 from .fitting import join_fitting
-from .span_tree import CONFLICT, Named, SpanTree, encloses, place_of
+from .span_tree import CONFLICT, NamedAgent, SpanTree, encloses, span_key
 
-__all__ = ["Joined", "join_calls"]
+__all__ = ["CallJoin", "join_calls"]
 
 SOLE_AGENT = "sole_agent"
 
 
-class Joined(NamedTuple):
+class CallJoin(NamedTuple):
     """How a call was matched."""
 
     agent: str | None
@@ -40,7 +40,7 @@ class Joined(NamedTuple):
     answered_ns: int | None
     """When the agent had the answer, by its own clock: the end of the LLM span; None when no such span."""
     named_by: str = ""
-    """What named the agent: a rung of `Named`, `sole_agent`; or `conflict`, `inside_tool`, or nothing, where it is
+    """What named the agent: a rung of `NamedAgent`, `sole_agent`; or `conflict`, `inside_tool`, or nothing, where it is
     unknown."""
     asked_ns: int | None = None
     """When the agent asked, by the same clock: the beginning of the LLM span."""
@@ -75,7 +75,7 @@ class _Anchors(NamedTuple):
         return "tool_call_id" if self.tools else "none"
 
 
-def join_calls(calls: Sequence[Asked], tree: SpanTree, *, others: Sequence[Asked] = ()) -> list[Joined]:
+def join_calls(calls: Sequence[JoinableCall], tree: SpanTree, *, others: Sequence[JoinableCall] = ()) -> list[CallJoin]:
     """How each call was matched, in the order of the calls.
 
     `others`: calls that other models answered; a span that is joined to one of them tells of no call.
@@ -95,11 +95,11 @@ def join_calls(calls: Sequence[Asked], tree: SpanTree, *, others: Sequence[Asked
         agent, rung = (name.name, name.rung) if name is not None else (None, "")
         if name is None and sole is not None and not any(span.dialect in shown for span in found.llm):
             agent, rung = sole, SOLE_AGENT
-        joined.append(Joined(agent, found.joined_by, answered_ns, rung, asked_ns))
+        joined.append(CallJoin(agent, found.joined_by, answered_ns, rung, asked_ns))
     return joined[len(others) :]
 
 
-def _anchors(calls: Sequence[Asked], tree: SpanTree) -> list[_Anchors]:
+def _anchors(calls: Sequence[JoinableCall], tree: SpanTree) -> list[_Anchors]:
     by_response: dict[str, list[SpanFact]] = {call.call_id: [] for call in calls}
     by_tool: dict[str, list[SpanFact]] = {asked.id: [] for call in calls for asked in call.tool_calls}
     for span in tree.spans:
@@ -124,14 +124,14 @@ def _anchors(calls: Sequence[Asked], tree: SpanTree) -> list[_Anchors]:
         )
         for index, call in enumerate(calls)
     ]
-    taken = {place_of(span) for found in telling.values() for span in found}
-    for index, span in _fitting(calls, anchors, [one for one in candidates if place_of(one) not in taken], tree):
+    taken = {span_key(span) for found in telling.values() for span in found}
+    for index, span in _fitting(calls, anchors, [one for one in candidates if span_key(one) not in taken], tree):
         anchors[index] = anchors[index]._replace(telling=[span])
     return anchors
 
 
 def _fitting(
-    calls: Sequence[Asked], anchors: Sequence[_Anchors], spans: Sequence[SpanFact], tree: SpanTree
+    calls: Sequence[JoinableCall], anchors: Sequence[_Anchors], spans: Sequence[SpanFact], tree: SpanTree
 ) -> Iterable[tuple[int, SpanFact]]:
     """For the policy's calls that no model's span is known of; of others' the tokens are not known."""
     if not spans:
@@ -155,7 +155,7 @@ def _llm_around(caller: SpanFact | None, tree: SpanTree) -> SpanFact | None:
     return tree.get(*place) if place is not None else None
 
 
-def _named_by(anchors: _Anchors, tree: SpanTree, trace: str | None) -> Named | None:
+def _named_by(anchors: _Anchors, tree: SpanTree, trace: str | None) -> NamedAgent | None:
     """Who made the call; the first kind of anchors that names anybody tells, those of the call's own trace before
     others, which anybody can make who knows its id."""
     levels = (anchors.llm, [anchors.caller] if anchors.caller is not None else [], anchors.tools)
@@ -171,13 +171,13 @@ def _named_by(anchors: _Anchors, tree: SpanTree, trace: str | None) -> Named | N
     return None
 
 
-def _agreed(names: Iterable[Named]) -> Named | None:
+def _agreed(names: Iterable[NamedAgent]) -> NamedAgent | None:
     """The innermost of several, if each of the others is the same or set that one to work; else a conflict."""
-    best: Named | None = None
+    best: NamedAgent | None = None
     # Not a set of them: each holds all that is above it.
     for _, named in sorted({(one.place, one.name or ""): one for one in names}.items(), key=itemgetter(0)):
         if best is None or encloses(best, named):
             best = named
         elif named.rung == CONFLICT or (named.name != best.name and not encloses(named, best)):
-            return Named(None, CONFLICT, named.place, None)
+            return NamedAgent(None, CONFLICT, named.place, None)
     return best

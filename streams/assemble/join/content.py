@@ -16,15 +16,15 @@ from typing import Protocol
 from tracegrad.schemas.records.calls import ToolCall
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
-from .span_tree import Place, SpanTree, place_of
+from .span_tree import SpanKey, SpanTree, span_key
 
-__all__ = ["Asked", "join_content", "unclaimed"]
+__all__ = ["JoinableCall", "join_content", "unclaimed"]
 
 _RUN_IDS = ("lc_run-", "run-")
 """How LangChain calls a message whose response id it has lost, as it does in streams."""
 
 
-class Asked(Protocol):
+class JoinableCall(Protocol):
     """What a call is joined to spans by, whoever answered it."""
 
     @property
@@ -53,7 +53,7 @@ class Asked(Protocol):
 
 
 def join_content(
-    calls: Sequence[Asked],
+    calls: Sequence[JoinableCall],
     joined: Sequence[bool],
     candidates: Iterable[SpanFact],
 ) -> dict[int, list[SpanFact]]:
@@ -73,7 +73,7 @@ def join_content(
             if not call.tool_calls and (digest := digest_of(call.content)) in by_text:
                 answers.setdefault(str(digest), []).append(index)
         for digest, indices in answers.items():
-            found = sorted(by_text[digest], key=lambda span: (span.start_ns, *place_of(span)))
+            found = sorted(by_text[digest], key=lambda span: (span.start_ns, *span_key(span)))
             is_ordered = all(one.end_ns <= other.start_ns for one, other in pairwise(found))
             is_ordered &= len({calls[index].key for index in indices}) == 1
             if len(found) == len(indices) and is_ordered and not any(joined[index] for index in indices):
@@ -84,17 +84,17 @@ def join_content(
 def unclaimed(claimed: Sequence[SpanFact], tree: SpanTree) -> list[SpanFact]:
     """Model's spans of no known response, the innermost of stacked ones. `claimed`: those that are joined; what is
     around or within one of them tells of the same call as it does."""
-    taken = {place_of(span) for span in claimed}
+    taken = {span_key(span) for span in claimed}
     around = _around(claimed, tree)
     open_ = []
     for span in tree.spans:
-        if span.kind is SpanKind.LLM and (place := place_of(span)) not in taken and place not in around:
+        if span.kind is SpanKind.LLM and (place := span_key(span)) not in taken and place not in around:
             parent = tree.parent(span)
             within = tree.above(parent).llm if parent is not None else None
             if within not in taken and not _names_a_call(span):
                 open_.append(span)
     outer = _around(open_, tree)
-    return [span for span in open_ if place_of(span) not in outer]
+    return [span for span in open_ if span_key(span) not in outer]
 
 
 def _names_a_call(span: SpanFact) -> bool:
@@ -102,9 +102,9 @@ def _names_a_call(span: SpanFact) -> bool:
     return span.response_id is not None and not span.response_id.startswith(_RUN_IDS)
 
 
-def _around(inner: Iterable[SpanFact], tree: SpanTree) -> set[Place]:
+def _around(inner: Iterable[SpanFact], tree: SpanTree) -> set[SpanKey]:
     """The places of all model's spans around these."""
-    found: set[Place] = set()
+    found: set[SpanKey] = set()
     for span in inner:
         parent = tree.parent(span)
         place = tree.above(parent).llm if parent is not None else None

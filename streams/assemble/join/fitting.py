@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from tracegrad.schemas.records.calls import TOKEN_BYTES, CallRecord
 from tracegrad.schemas.records.facts import SpanFact, digest_of
 
-from .span_tree import Place, SpanTree, place_of
+from .span_tree import SpanKey, SpanTree, span_key
 
 __all__ = ["join_fitting"]
 
@@ -31,7 +31,7 @@ def join_fitting(
     spans: Sequence[SpanFact],
     tree: SpanTree,
     *,
-    runs: Mapping[str, Place],
+    runs: Mapping[str, SpanKey],
     texts: Container[str | None],
 ) -> dict[int, SpanFact]:
     """Call's index -> its span.
@@ -41,7 +41,7 @@ def join_fitting(
     """
     if not calls or not spans:
         return {}
-    spans = sorted(spans, key=lambda span: (span.start_ns, *place_of(span)))
+    spans = sorted(spans, key=lambda span: (span.start_ns, *span_key(span)))
     fits = _Fits(spans, tree, runs=runs, texts=texts)
     edges = {index: found for index, call in calls.items() if (found := fits.of(call))}
     whole = _whole_services(calls, spans, edges, tree)
@@ -57,7 +57,7 @@ class _Fits:
     """Which spans a call fits: their numbers, and whether more than the place in time says so."""
 
     def __init__(
-        self, spans: Sequence[SpanFact], tree: SpanTree, *, runs: Mapping[str, Place], texts: Container[str | None]
+        self, spans: Sequence[SpanFact], tree: SpanTree, *, runs: Mapping[str, SpanKey], texts: Container[str | None]
     ) -> None:
         self._spans, self._tree, self._runs = spans, tree, runs
         self._starts = [span.start_ns for span in spans]
@@ -89,7 +89,7 @@ class _Fits:
         of_run = {number: told for number, told in found.items() if self._run_at(number) == run}
         return of_run if run is not None and of_run else found
 
-    def _run_at(self, number: int) -> Place | None:
+    def _run_at(self, number: int) -> SpanKey | None:
         named = self._tree.above(self._spans[number]).named
         return named.place if named is not None else None
 

@@ -15,10 +15,10 @@ import msgspec
 
 from tracegrad.schemas.records.facts import MAX_TOOL_CALLS, LogFact, SpanFact, SpanKind
 
-__all__ = ["Told", "filled"]
+__all__ = ["LogReading", "filled"]
 
 
-class Told(NamedTuple):
+class LogReading(NamedTuple):
     """What the events of one span say: each the smallest two texts of all, since two already disagree."""
 
     agent_name: tuple[str, ...] = ()
@@ -27,9 +27,9 @@ class Told(NamedTuple):
     output_digest: tuple[str, ...] = ()
     requested_tool_call_ids: tuple[str, ...] = ()
 
-    def with_(self, fact: LogFact) -> Told:
+    def with_(self, fact: LogFact) -> LogReading:
         """And of one event more."""
-        return Told(
+        return LogReading(
             agent_name=_least(self.agent_name, fact.agent_name),
             response_id=_least(self.response_id, fact.response_id),
             tool_call_id=_least(self.tool_call_id, fact.tool_call_id),
@@ -69,7 +69,7 @@ def _only(texts: tuple[str, ...]) -> str | None:
     return texts[0] if len(texts) == 1 else None
 
 
-def filled(span: SpanFact, told: Told) -> SpanFact:
+def filled(span: SpanFact, told: LogReading) -> SpanFact:
     """The span with what it lacks: of an LLM span what its answer is known by, of a tool's the id that it answers."""
     more: dict[str, object] = {}
     if span.agent_name is None and span.kind is not SpanKind.TOOL:

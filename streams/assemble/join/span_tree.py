@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
-__all__ = ["AGENT_SPAN", "CONFLICT", "Above", "Named", "Parents", "Place", "SpanTree", "encloses", "place_of"]
+__all__ = ["CONFLICT", "NamedAgent", "Parents", "SpanContext", "SpanKey", "SpanTree", "encloses", "span_key"]
 
-Place = tuple[str, str]
+SpanKey = tuple[str, str]
 """Trace id and span id."""
 AGENT_SPAN = "agent_span"
 ENTITY_PATH = "entity_path"
@@ -28,29 +28,29 @@ _MAX_OUTER = 64
 """Agents within agents that are looked through; beyond it nothing encloses anything."""
 
 
-class Named(NamedTuple):
+class NamedAgent(NamedTuple):
     """Who is at work, by a place that says so."""
 
     name: str | None
     """None: names there disagree, an agent's own span has none, or a tool is at work."""
     rung: str
     """`agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute`, `conflict`, `unnamed` or `inside_tool`."""
-    place: Place
-    outer: Named | None
+    place: SpanKey
+    outer: NamedAgent | None
     """Who is at work above that place, if anybody else."""
 
 
-class Above(NamedTuple):
+class SpanContext(NamedTuple):
     """What a span hangs under, itself included."""
 
     depth: int
     """Spans above it."""
-    named: Named | None
-    llm: Place | None
+    named: NamedAgent | None
+    llm: SpanKey | None
     """The nearest model's span, unless an agent or a tool lies between."""
 
 
-_NOTHING = Above(-1, None, None)
+_NOTHING = SpanContext(-1, None, None)
 
 
 class SpanTree:
@@ -58,8 +58,8 @@ class SpanTree:
 
     def __init__(self, spans: Iterable[SpanFact]) -> None:
         self.spans = tuple(spans)
-        self._spans = {place_of(span): span for span in self.spans}
-        self._above: dict[Place, Above] = {}
+        self._spans = {span_key(span): span for span in self.spans}
+        self._above: dict[SpanKey, SpanContext] = {}
 
     @cached_property
     def agents(self) -> set[str]:
@@ -81,12 +81,12 @@ class SpanTree:
         """The span above, if it is here."""
         return self.get(span.trace_id, span.parent_span_id) if span.parent_span_id else None
 
-    def above(self, span: SpanFact) -> Above:
+    def above(self, span: SpanFact) -> SpanContext:
         """What it hangs under."""
-        path: dict[Place, SpanFact] = {}
+        path: dict[SpanKey, SpanFact] = {}
         step: SpanFact | None = span
         known = _NOTHING
-        while step is not None and (place := place_of(step)) not in path:
+        while step is not None and (place := span_key(step)) not in path:
             if place in self._above:
                 known = self._above[place]
                 break
@@ -95,26 +95,26 @@ class SpanTree:
         for place, step in reversed(path.items()):
             llm = place if step.kind is SpanKind.LLM else known.llm
             ends = step.kind in (SpanKind.AGENT, SpanKind.TOOL)
-            known = Above(known.depth + 1, self._named(step, known.named), None if ends else llm)
+            known = SpanContext(known.depth + 1, self._named(step, known.named), None if ends else llm)
             self._above[place] = known
         return known
 
-    def _named(self, span: SpanFact, outer: Named | None) -> Named | None:
+    def _named(self, span: SpanFact, outer: NamedAgent | None) -> NamedAgent | None:
         """Who is at work at a span, `outer` being at work above it."""
         above = self.parent(span)
         if above is not None and above.kind is SpanKind.TOOL and not _is_same_tool(above, span):
             # A tool may be another agent that has no span (CrewAI's delegation), or ask a model itself.
-            outer = Named(None, INSIDE_TOOL, place_of(above), outer)
+            outer = NamedAgent(None, INSIDE_TOOL, span_key(above), outer)
         found = dict(self._names(span))
         names = set(found.values())
         if not names and span.kind is SpanKind.AGENT:
             # Nobody told this agent's name, so it is not that of the agent above either.
-            return Named(None, UNNAMED, place_of(span), outer)
+            return NamedAgent(None, UNNAMED, span_key(span), outer)
         if not names or (outer is not None and names == {outer.name}):
             return outer
         if len(names) > 1:
-            return Named(None, CONFLICT, place_of(span), outer)
-        return Named(names.pop(), next(iter(found)), place_of(span), outer)
+            return NamedAgent(None, CONFLICT, span_key(span), outer)
+        return NamedAgent(names.pop(), next(iter(found)), span_key(span), outer)
 
     def _names(self, span: SpanFact) -> Iterable[tuple[str, str]]:
         is_agent = span.kind is SpanKind.AGENT
@@ -129,7 +129,7 @@ class SpanTree:
                 yield from ((rung, part) for part in (next(known, None),) if part)
 
 
-def _awaited(span: SpanFact) -> Iterator[Place]:
+def _awaited(span: SpanFact) -> Iterator[SpanKey]:
     if span.parent_is_local and span.parent_span_id:
         yield span.trace_id, span.parent_span_id
 
@@ -139,12 +139,12 @@ def _is_same_tool(outer: SpanFact, inner: SpanFact) -> bool:
     return inner.kind is SpanKind.TOOL and (inner.tool_name or inner.name) == (outer.tool_name or outer.name)
 
 
-def place_of(span: SpanFact) -> Place:
+def span_key(span: SpanFact) -> SpanKey:
     """Where a span stands."""
     return span.trace_id, span.span_id
 
 
-def encloses(outer: Named, inner: Named) -> bool:
+def encloses(outer: NamedAgent, inner: NamedAgent) -> bool:
     """Whether who is at work at `inner` was set to work by `outer`."""
     step, num_steps = inner.outer, 0
     while step is not None and num_steps < _MAX_OUTER:
@@ -158,13 +158,13 @@ class Parents:
     """Of a captured trace, which of its spans' parents are here, and which their process will export yet."""
 
     def __init__(self) -> None:
-        self._here: set[Place] = set()
-        self._awaited: set[Place] = set()
-        self._missing: set[Place] = set()
+        self._here: set[SpanKey] = set()
+        self._awaited: set[SpanKey] = set()
+        self._missing: set[SpanKey] = set()
 
-    def add(self, span: SpanFact) -> None:
+    def add_span(self, span: SpanFact) -> None:
         """A span has come."""
-        place = place_of(span)
+        place = span_key(span)
         self._here.add(place)
         self._awaited.discard(place)
         self._missing.discard(place)

@@ -18,7 +18,7 @@ import msgspec
 
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
 
-from .span_tree import Place, SpanTree, place_of
+from .span_tree import SpanKey, SpanTree, span_key
 
 __all__ = ["executions", "leaf_rank"]
 
@@ -29,18 +29,18 @@ _MAX_ABOVE = 16
 def executions(tree: SpanTree) -> list[SpanFact]:
     """The tools' spans, in the order of the tree's."""
     spans = tree.spans
-    anonymous: dict[Place, SpanFact] = {}
+    anonymous: dict[SpanKey, SpanFact] = {}
     stacks = [_stack(span, tree) for span in spans if span.kind is SpanKind.TOOL]
     served, statuses = _served(spans, tree), _http_statuses(spans, tree)
-    identified = {place_of(span) for stack in stacks if _has_id(stack) for span in stack}
+    identified = {span_key(span) for stack in stacks if _has_id(stack) for span in stack}
     for stack in stacks:
-        if not _has_id(stack) and place_of(stack[0]) not in identified:
-            outermost = place_of(stack[-1])
+        if not _has_id(stack) and span_key(stack[0]) not in identified:
+            outermost = span_key(stack[-1])
             old = anonymous.get(outermost)
             if old is None or leaf_rank(tree, stack[0]) > leaf_rank(tree, old):
                 anonymous[outermost] = stack[0]
-    kept = {place_of(span) for span in anonymous.values()}
-    return [_whole(stack, served, statuses) for stack in stacks if _has_id(stack) or place_of(stack[0]) in kept]
+    kept = {span_key(span) for span in anonymous.values()}
+    return [_whole(stack, served, statuses) for stack in stacks if _has_id(stack) or span_key(stack[0]) in kept]
 
 
 def _has_id(stack: Iterable[SpanFact]) -> bool:
@@ -69,24 +69,24 @@ def _stack(span: SpanFact, tree: SpanTree) -> list[SpanFact]:
     return stack
 
 
-def _served(spans: Iterable[SpanFact], tree: SpanTree) -> dict[Place, SpanFact]:
+def _served(spans: Iterable[SpanFact], tree: SpanTree) -> dict[SpanKey, SpanFact]:
     """Place of a tool's span -> the far side of its execution, where there is one."""
-    found: dict[Place, SpanFact] = {}
+    found: dict[SpanKey, SpanFact] = {}
     for span in spans:
         if span.kind is SpanKind.OTHER and span.tool_status_from and (tool := _tool_around(span, tree)) is not None:
-            old = found.get(place_of(tool))
-            found[place_of(tool)] = span if old is None else max(old, span, key=lambda one: leaf_rank(tree, one))
+            old = found.get(span_key(tool))
+            found[span_key(tool)] = span if old is None else max(old, span, key=lambda one: leaf_rank(tree, one))
     return found
 
 
-def _http_statuses(spans: Iterable[SpanFact], tree: SpanTree) -> dict[Place, int]:
+def _http_statuses(spans: Iterable[SpanFact], tree: SpanTree) -> dict[SpanKey, int]:
     """Place of a tool's span -> the status of the last HTTP request that it made, told by a span below."""
-    last: dict[Place, tuple[int, int]] = {}
+    last: dict[SpanKey, tuple[int, int]] = {}
     for span in spans:
         if span.kind is SpanKind.OTHER and span.http_status and (tool := _tool_around(span, tree)) is not None:
             # Of a client's span and the server's within it, which ended before, the client's counts.
             told = (span.end_ns, span.http_status)
-            last[place_of(tool)] = max(told, last.get(place_of(tool), told))
+            last[span_key(tool)] = max(told, last.get(span_key(tool), told))
     return {place: status for place, (_, status) in last.items()}
 
 
@@ -100,16 +100,16 @@ def _tool_around(span: SpanFact, tree: SpanTree) -> SpanFact | None:
     return step if step is not None and step.kind is SpanKind.TOOL else None
 
 
-def _whole(stack: list[SpanFact], served: Mapping[Place, SpanFact], statuses: Mapping[Place, int]) -> SpanFact:
+def _whole(stack: list[SpanFact], served: Mapping[SpanKey, SpanFact], statuses: Mapping[SpanKey, int]) -> SpanFact:
     judged = [span for span in reversed(stack) if span.kind is SpanKind.TOOL]
     best = next((span for span in judged if not _is_weak(span)), None)
     if best is None or best.tool_status is ToolStatus.UNKNOWN:
-        far = next((served[place_of(span)] for span in stack if place_of(span) in served), None)
+        far = next((served[span_key(span)] for span in stack if span_key(span) in served), None)
         # That a wrapper ended well says nothing of what the span within does not tell.
         best = far or best or judged[-1]
     told = [best, *stack]
     holds = next((span for span in told if span.tool_result is not None), best)
-    http = next((status for span in told if (status := span.http_status or statuses.get(place_of(span)))), None)
+    http = next((status for span in told if (status := span.http_status or statuses.get(span_key(span)))), None)
     if len(stack) == 1 and best is stack[0] and http == best.http_status:
         return stack[0]
     return msgspec.structs.replace(

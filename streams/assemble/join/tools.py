@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact
 
-from .calls import Joined
+from .calls import CallJoin
 from .span_tree import SpanTree
 from .stacked_tools import leaf_rank
 
@@ -52,7 +52,7 @@ class _Request(NamedTuple):
 
 def join_tools(
     calls: Sequence[CallRecord],
-    joined: Sequence[Joined],
+    joined: Sequence[CallJoin],
     tools: Sequence[SpanFact],
     tree: SpanTree,
     *,
@@ -84,14 +84,16 @@ def join_tools(
     open_by_name: dict[str, _OpenRequests] = {}
     for request in requests:
         if request.id not in answers:
-            open_by_name.setdefault(request.name, _OpenRequests()).add(request, joined[request.call].answered_ns)
+            open_by_name.setdefault(request.name, _OpenRequests()).add_request(
+                request, joined[request.call].answered_ns
+            )
     asked_for: list[list[tuple[SpanFact, str]]] = [[] for _ in calls]
     for tool in sorted((*answers.values(), *(tool for tool in tools if tool.tool_call_id is None)), key=_by_start):
         if tool.tool_call_id is not None:
             found: _Request | None = by_id[tool.tool_call_id]
         else:
             candidates = open_by_name.get(tool.tool_name or tool.name)
-            found = candidates.take(tool.start_ns) if candidates else None
+            found = candidates.pop_before(tool.start_ns) if candidates else None
         if found is not None:
             asked_for[found.call].append((tool, found.id))
     return asked_for
@@ -107,14 +109,14 @@ class _OpenRequests:
         self._before: list[tuple[int, int, _Request]] = []
         self._numbers = count()
 
-    def add(self, request: _Request, answered_ns: int | None) -> None:
+    def add_request(self, request: _Request, answered_ns: int | None) -> None:
         """One more, in the order of the calls."""
         if answered_ns is None:
             self._untimed.append(request)
         else:
             heapq.heappush(self._later, (answered_ns, next(self._numbers), request))
 
-    def take(self, start_ns: int) -> _Request | None:
+    def pop_before(self, start_ns: int) -> _Request | None:
         """The latest request that was answered before a tool began at `start_ns`, else the first one without times."""
         while self._later and self._later[0][0] <= start_ns:
             _, number, request = heapq.heappop(self._later)

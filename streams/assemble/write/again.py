@@ -59,9 +59,9 @@ def make_again(
         assert isinstance(batch, Facts)
         if batch.episode_id not in (episode_id, key):
             episode.sources.add(batch.episode_id)
-        episode.origins.add(batch.facts, origins_in(output.headers))
+        episode.origins.add_record(batch.facts, origins_in(output.headers))
         for fact in batch.facts:
-            episode.take(fact, rules.reward_sources)
+            episode.add_fact(fact, rules.reward_sources)
     if disposition_of(episode, rules) != "emitted":
         return ()
     records = [fact.call for fact in episode.calls.values()]

@@ -14,17 +14,17 @@ from tracegrad.schemas.records.episodes import ContextCall
 from tracegrad.schemas.records.facts import ContextCallFact
 
 from ..join.calls import join_calls
-from ..join.content import Asked
+from ..join.content import JoinableCall
 from ..join.span_tree import SpanTree
 
-__all__ = ["asked_of_others", "context_calls"]
+__all__ = ["context_calls", "upstream_answers"]
 
 _KEPT = tuple(set(ContextCall.__struct_fields__) & set(UpstreamCall.__struct_fields__))
 """What is on the log and stays in the episode, under the same names."""
 
 
-class _Asked(NamedTuple):
-    """As Asked."""
+class _UpstreamAnswer(NamedTuple):
+    """As JoinableCall."""
 
     call_id: str
     key: str
@@ -34,10 +34,10 @@ class _Asked(NamedTuple):
     content: str | None = None
 
 
-def asked_of_others(facts: Iterable[ContextCallFact]) -> list[Asked]:
+def upstream_answers(facts: Iterable[ContextCallFact]) -> list[JoinableCall]:
     """What each is joined by, in the order of the facts."""
     return [
-        _Asked(
+        _UpstreamAnswer(
             call_id=fact.call.response_id or fact.call.call_id,
             key=fact.call.key,
             trace_id=fact.call.trace_id,
@@ -57,5 +57,5 @@ def context_calls(facts: Sequence[ContextCallFact], tree: SpanTree) -> tuple[Con
             joined_by=match.joined_by,
             named_by=match.named_by,
         )
-        for fact, match in zip(facts, join_calls(asked_of_others(facts), tree) if facts else (), strict=True)
+        for fact, match in zip(facts, join_calls(upstream_answers(facts), tree) if facts else (), strict=True)
     )

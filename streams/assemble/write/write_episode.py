@@ -20,14 +20,14 @@ from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutS
 
 from ...ratings import in_order, reward_of, with_rewards
 from ..agent_rewards import agent_rewards, is_authorised
-from ..join.calls import Joined, join_calls
-from ..join.content import Asked
+from ..join.calls import CallJoin, join_calls
+from ..join.content import JoinableCall
 from ..join.requests import repeated, unparsable
-from ..join.span_tree import SpanTree, place_of
+from ..join.span_tree import SpanTree, span_key
 from ..join.stacked_tools import executions
 from ..join.tools import join_tools, tool_spans
 from ..open_episode import OpenEpisode
-from .context_calls import asked_of_others, context_calls
+from .context_calls import context_calls, upstream_answers
 
 __all__ = ["has_structure", "write_episode"]
 
@@ -112,8 +112,8 @@ def _judged(
     counted: dict[tuple[str, str, str], Reward] = {}
     for reward in sorted((reward for counts, reward in named if counts), key=lambda reward: reward.at_ms):
         counted[reward.source, reward.idempotency_key, reward.target or ""] = reward
-    places = set(map(place_of, own))
-    strangers = [span for span in spans if span.rewards and place_of(span) not in places]
+    places = set(map(span_key, own))
+    strangers = [span for span in spans if span.rewards and span_key(span) not in places]
     num_others = sum(not counts for counts, _ in named) + len(agent_rewards(strangers, None))
     return list(counted.values()), num_others
 
@@ -149,7 +149,7 @@ def _calls(
     """The calls in order, before they are rewarded."""
     facts = _in_order(episode.calls.values())
     records = [fact.call for fact in facts]
-    others = asked_of_others(_in_order(episode.context.values()))
+    others = upstream_answers(_in_order(episode.context.values()))
     joined, answers = _joined(records, tree, own, executed, others)
     outcomes = episode.outcomes
     fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
@@ -209,8 +209,8 @@ def _execution(span: SpanFact, call_id: str, is_own: bool) -> ToolExecution:
 
 
 def _joined(
-    records: list[CallRecord], tree: SpanTree, own: SpanTree, executed: Sequence[SpanFact], others: list[Asked]
-) -> tuple[list[Joined], list[list[tuple[SpanFact, str, bool]]]]:
+    records: list[CallRecord], tree: SpanTree, own: SpanTree, executed: Sequence[SpanFact], others: list[JoinableCall]
+) -> tuple[list[CallJoin], list[list[tuple[SpanFact, str, bool]]]]:
     """How each call was matched, and its tools: (span, tool-call id, whether it is the agent's own).
 
     What spans of others say fills in only what the agent's own leave open: a name, an execution, which pay nothing.
@@ -220,8 +220,8 @@ def _joined(
     if tree is own:
         return joined, answers
     answered = {call_id for of_call in answers for _, call_id, _ in of_call}
-    known = set(map(place_of, own.spans))
-    foreign = SpanTree(span for span in tree.spans if place_of(span) not in known)
+    known = set(map(span_key, own.spans))
+    foreign = SpanTree(span for span in tree.spans if span_key(span) not in known)
     more = join_tools(records, joined, executions(foreign), foreign, answered=answered)
     for of_call, others_answers in zip(answers, more, strict=True):
         of_call += [(*answer, False) for answer in others_answers]

@@ -22,13 +22,13 @@ from .return_to_go import return_to_go
 from .strategy import Strategy
 from .turn import turn
 
-__all__ = ["STRATEGIES", "Known", "declared", "function_named"]
+__all__ = ["STRATEGIES", "KnownStrategy", "declared", "function_named"]
 
 _ALL: tuple[PeersRule, ...] = ("turn_or_end", "turn", "rollout")
 _GROUP = "tracegrad.credit"
 
 
-class Known(NamedTuple):
+class KnownStrategy(NamedTuple):
     """A strategy of ours."""
 
     function: Strategy
@@ -38,12 +38,12 @@ class Known(NamedTuple):
     """Whether it discounts."""
 
 
-STRATEGIES: Mapping[str, Known] = {
-    "return_to_go": Known(return_to_go, _ALL, has_gamma=True),
-    "broadcast": Known(broadcast, _ALL),
-    "turn": Known(turn, ("turn",)),
-    "anchor": Known(anchor, ("turn",), has_gamma=True),
-    "agent": Known(agent, ("rollout",)),
+STRATEGIES: Mapping[str, KnownStrategy] = {
+    "return_to_go": KnownStrategy(return_to_go, _ALL, has_gamma=True),
+    "broadcast": KnownStrategy(broadcast, _ALL),
+    "turn": KnownStrategy(turn, ("turn",)),
+    "anchor": KnownStrategy(anchor, ("turn",), has_gamma=True),
+    "agent": KnownStrategy(agent, ("rollout",)),
 }
 """By their name in the settings file."""
 

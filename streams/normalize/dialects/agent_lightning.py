@@ -7,14 +7,14 @@ another convention is read by that one. Whether its rewards count is not decided
 from __future__ import annotations
 
 from ..reading.span_view import SpanView
-from .dialect import OTHER, Dialect, Reading
+from .dialect import OTHER, Dialect, SpanReading
 
 __all__ = ["AGENT_LIGHTNING"]
 
 _PREFIX = "agentlightning."
 
 
-def _read(_: SpanView) -> Reading:
+def _read(_: SpanView) -> SpanReading:
     return OTHER
 
 

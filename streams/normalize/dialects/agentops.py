@@ -12,7 +12,7 @@ from tracegrad.schemas.records.facts import SpanKind
 from ..reading.agent_hints import agent_of_span
 from ..reading.read_output import COMPLETION_KEYS, of_completion
 from ..reading.span_view import SpanView
-from .dialect import OTHER, WRAPPER, Dialect, Reading, agent, execution
+from .dialect import OTHER, WRAPPER, Dialect, SpanReading, agent, execution
 
 __all__ = ["AGENTOPS"]
 
@@ -25,7 +25,7 @@ _RESULTS = ("tool.result", "agentops.tool.output", "agentops.entity.output", "to
 _WRAPPERS = frozenset({"workflow", "session", "task", "chain", "workflow.step"})
 
 
-def _read(span: SpanView) -> Reading | None:
+def _read(span: SpanView) -> SpanReading | None:
     kind = span.text(_KIND)
     if kind is None:
         return None
@@ -33,13 +33,13 @@ def _read(span: SpanView) -> Reading | None:
         return WRAPPER if span.name.startswith("tool_call.") else _read_tool(span)
     if kind == "llm":
         said = of_completion(span.attributes)
-        return Reading(kind=SpanKind.LLM, response_id=span.text(GEN_AI_RESPONSE_ID), output=said)
+        return SpanReading(kind=SpanKind.LLM, response_id=span.text(GEN_AI_RESPONSE_ID), output=said)
     if kind == "agent":
         return agent(span.text(*_AGENTS), guess=agent_of_span(span.name))
     return WRAPPER if kind in _WRAPPERS else OTHER
 
 
-def _read_tool(span: SpanView) -> Reading:
+def _read_tool(span: SpanView) -> SpanReading:
     guess = span.name.removesuffix(".tool")
     return execution(span.text(*_TOOLS), span.text(*_CALL_IDS), span.value(*_RESULTS), guess=guess)
 

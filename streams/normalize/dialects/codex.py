@@ -19,7 +19,7 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
 from ..reading.judge_tool import ToolJudge
 from ..reading.span_view import SpanView
-from .dialect import OTHER, Dialect, Reading
+from .dialect import OTHER, Dialect, SpanReading
 from .merge import merge
 
 __all__ = ["CODEX", "TOOL_RESULT", "TOOL_RESULT_KEYS", "execution_of_log", "trace_of_log"]
@@ -36,23 +36,23 @@ _MAX_MS = 10**9
 _HEX_TRACE = 32
 
 
-def _read(span: SpanView) -> Reading | None:
+def _read(span: SpanView) -> SpanReading | None:
     said = span.events.get(TOOL_RESULT)
     if said is not None:
         return _execution(said)
     if _ABORTED not in span.attributes or _TOOL not in span.attributes:
         return None
-    place = Reading(kind=SpanKind.OTHER, tool_call_id=span.text(_CALL), tool_name=span.text(_TOOL))
+    place = SpanReading(kind=SpanKind.OTHER, tool_call_id=span.text(_CALL), tool_name=span.text(_TOOL))
     # The span of a tool ends well however the tool did: it is no more than a place that knows the id.
     return _execution({**span.attributes, _SUCCESS: "false"}) if span.attributes[_ABORTED] is True else place
 
 
-def _execution(said: Mapping[str, AttributeValue]) -> Reading:
+def _execution(said: Mapping[str, AttributeValue]) -> SpanReading:
     name, call_id = said.get(_TOOL), said.get(_CALL)
     if not isinstance(name, str) or not isinstance(call_id, str) or not call_id:
         return OTHER
     output = said.get(_OUTPUT)
-    return Reading(
+    return SpanReading(
         kind=SpanKind.TOOL,
         tool_name=name,
         tool_call_id=call_id,

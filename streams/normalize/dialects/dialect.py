@@ -1,6 +1,6 @@
 """What a dialect is: a reading of one span's attributes as agent, tool or LLM span.
 
-In: a SpanView, holding only the attributes that some dialect names. Out: a Reading, or None when the span does not
+In: a SpanView, holding only the attributes that some dialect names. Out: a SpanReading, or None when the span does not
 speak the dialect. A dialect never raises for odd values, and says AGENT only of a real agent: a workflow, a graph, a
 crew is OTHER. A span that speaks several is read by each; `merge.py` makes one meaning of them. How a tool ended is
 judged there, of what each of them found.
@@ -21,10 +21,10 @@ from ..reading.read_output import NOTHING, Output, minted_in, of_response
 from ..reading.span_view import SpanView
 from ..reading.tool_message import tool_message
 
-__all__ = ["OTHER", "WRAPPER", "Dialect", "Reading", "agent", "answer", "execution", "tool"]
+__all__ = ["OTHER", "WRAPPER", "Dialect", "SpanReading", "agent", "answer", "execution", "tool"]
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class SpanReading(msgspec.Struct, frozen=True, kw_only=True):
     """What a span says in one dialect; fields as in SpanFact."""
 
     kind: SpanKind
@@ -54,7 +54,7 @@ class Dialect(NamedTuple):
     """Attributes one of which a span bears that may speak it; where none is, it is not asked."""
     keys: frozenset[str]
     """Further attributes that it reads, besides those of the judge and the hints; others are not even decoded."""
-    read: Callable[[SpanView], Reading | None]
+    read: Callable[[SpanView], SpanReading | None]
     """The span's meaning, or None when it does not speak this dialect."""
     names: tuple[str, ...] = ()
     """Beginnings of spans' names that mark it as well."""
@@ -62,13 +62,13 @@ class Dialect(NamedTuple):
     """The span events that it reads, by name: their attributes."""
 
 
-OTHER = Reading(kind=SpanKind.OTHER)
+OTHER = SpanReading(kind=SpanKind.OTHER)
 """It speaks the dialect, and is no agent, tool or model."""
-WRAPPER = Reading(kind=SpanKind.OTHER, overrules=True)
+WRAPPER = SpanReading(kind=SpanKind.OTHER, overrules=True)
 """Likewise, though it looks like one in another dialect."""
 
 
-def agent(name: str | None, *, guess: str | None = None) -> Reading:
+def agent(name: str | None, *, guess: str | None = None) -> SpanReading:
     """An agent's span; OTHER where its name is a framework's machinery. None: an agent whose name nobody told.
 
     `guess`: the name by the span's own name, where no attribute gives it.
@@ -76,29 +76,33 @@ def agent(name: str | None, *, guess: str | None = None) -> Reading:
     said = name or guess
     if said is not None and is_wrapper(said):
         return OTHER
-    return Reading(kind=SpanKind.AGENT, agent_name=said, is_guess=name is None)
+    return SpanReading(kind=SpanKind.AGENT, agent_name=said, is_guess=name is None)
 
 
-def answer(output: object, response_id: str | None = None, *, overrules: bool = False) -> Reading:
+def answer(output: object, response_id: str | None = None, *, overrules: bool = False) -> SpanReading:
     """A model's span, by its raw response; `response_id` is the id of one that holds none."""
-    said = of_response(output)
-    return Reading(kind=SpanKind.LLM, overrules=overrules, response_id=minted_in(output) or response_id, output=said)
+    said, id_ = of_response(output), minted_in(output) or response_id
+    return SpanReading(kind=SpanKind.LLM, overrules=overrules, response_id=id_, output=said)
 
 
-def execution(name: str | None, call_id: str | None, result: object, *, guess: str | None = None) -> Reading:
+def execution(name: str | None, call_id: str | None, result: object, *, guess: str | None = None) -> SpanReading:
     """A tool's span, by what came back as it stands there; None: nothing stands there."""
     results = () if result is None else (result,)
     said = name or guess
-    return Reading(kind=SpanKind.TOOL, is_guess=said is not name, tool_name=said, tool_call_id=call_id, results=results)
+    return SpanReading(
+        kind=SpanKind.TOOL, is_guess=said is not name, tool_name=said, tool_call_id=call_id, results=results
+    )
 
 
-def tool(name: str | None, *, guess: str, output: object, call_id: str | None = None, status: object = None) -> Reading:
+def tool(
+    name: str | None, *, guess: str, output: object, call_id: str | None = None, status: object = None
+) -> SpanReading:
     """A tool's span, by its output, which may be a message that tells more.
 
     `guess`: the name by the span's own name; `call_id`: that of an output that names none; `status`: the span's own.
     """
     message = tool_message(output)
-    return Reading(
+    return SpanReading(
         kind=SpanKind.TOOL,
         is_guess=name is None,
         tool_name=name or guess,

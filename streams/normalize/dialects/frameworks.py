@@ -14,7 +14,7 @@ from tracegrad.schemas.text import json_value
 
 from ..reading.read_output import of_response
 from ..reading.span_view import SpanView
-from .dialect import OTHER, WRAPPER, Dialect, Reading, agent, execution
+from .dialect import OTHER, WRAPPER, Dialect, SpanReading, agent, execution
 
 __all__ = ["ADK", "CLAUDE_CODE", "PYDANTIC_AI"]
 
@@ -33,7 +33,7 @@ _CLAUDE_RESULTS = ("output", "content")
 _CLAUDE_KEYS = frozenset({_CLAUDE_TOOL, _CLAUDE_CALL, GEN_AI_TOOL_CALL_ID})
 
 
-def _read_pydantic_ai(span: SpanView) -> Reading:
+def _read_pydantic_ai(span: SpanView) -> SpanReading:
     if span.name == "agent run":
         return agent(span.text(GEN_AI_AGENT_NAME, _AGENT))
     name, result = span.text(GEN_AI_TOOL_NAME), span.attributes.get(_TOOL_RESULT)
@@ -42,7 +42,7 @@ def _read_pydantic_ai(span: SpanView) -> Reading:
     return execution(name, span.text(GEN_AI_TOOL_CALL_ID), result)
 
 
-def _read_adk(span: SpanView) -> Reading | None:
+def _read_adk(span: SpanView) -> SpanReading | None:
     named = _ADK_AGENT.fullmatch(span.name)
     if named is not None:
         return agent(named[1])
@@ -54,18 +54,18 @@ def _read_adk(span: SpanView) -> Reading | None:
     if _ADK_ANSWER in span.attributes and span.name.startswith(("call_llm", "generate_content")):
         answer = json_value(span.attributes[_ADK_ANSWER])
         content = answer.get("content") if isinstance(answer, dict) else None
-        return Reading(kind=SpanKind.LLM, output=of_response(content))
+        return SpanReading(kind=SpanKind.LLM, output=of_response(content))
     return None
 
 
-def _read_claude_code(span: SpanView) -> Reading:
+def _read_claude_code(span: SpanView) -> SpanReading:
     kind = span.name.removeprefix(_CLAUDE)
     if kind == "llm_request":
-        return Reading(kind=SpanKind.LLM)
+        return SpanReading(kind=SpanKind.LLM)
     if kind != "tool":
         return WRAPPER  # a tool's span has parts: the wait for a permission, the execution
     output = span.events.get(_CLAUDE_OUTPUT, {})
-    return Reading(
+    return SpanReading(
         kind=SpanKind.TOOL,
         tool_name=span.text(_CLAUDE_TOOL),
         tool_call_id=span.text(_CLAUDE_CALL, GEN_AI_TOOL_CALL_ID),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..reading.agent_hints import LANGCHAIN_HINT, agent_of_span, name_in_answers
 from ..reading.span_view import SpanView
-from .dialect import OTHER, Dialect, Reading, agent, answer, tool
+from .dialect import OTHER, Dialect, SpanReading, agent, answer, tool
 
 __all__ = ["LANGFUSE"]
 
@@ -17,7 +17,7 @@ _OUTPUT = "langfuse.observation.output"
 _LEVEL = "langfuse.observation.level"
 
 
-def _read(span: SpanView) -> Reading | None:
+def _read(span: SpanView) -> SpanReading | None:
     kind = (span.text(_TYPE) or "").lower()
     if not kind:
         return None

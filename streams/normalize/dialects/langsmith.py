@@ -11,7 +11,7 @@ from tracegrad.schemas.attributes import GEN_AI_RESPONSE_ID, GEN_AI_TOOL_CALL_ID
 
 from ..reading.agent_hints import LANGCHAIN_HINT
 from ..reading.span_view import SpanView
-from .dialect import WRAPPER, Dialect, Reading, agent, answer, tool
+from .dialect import WRAPPER, Dialect, SpanReading, agent, answer, tool
 
 __all__ = ["LANGSMITH"]
 
@@ -19,7 +19,7 @@ _KIND = "langsmith.span.kind"
 _COMPLETION = "gen_ai.completion"
 
 
-def _read(span: SpanView) -> Reading | None:
+def _read(span: SpanView) -> SpanReading | None:
     kind = span.text(_KIND)
     if kind is None:
         return None

@@ -1,6 +1,6 @@
 """Several dialects on one span become one meaning: each field from whichever has it, by a rule of its own.
 
-In: the readings of a span, by dialect, in any order. Out: Meaning. Invariant: the order of the readings does not
+In: the readings of a span, by dialect, in any order. Out: SpanMeaning. Invariant: the order of the readings does not
 matter, and two that disagree on a field leave it unknown, except where one is sure:
 
     kind             one that `overrules`; else the most specific: tool, LLM, agent, other
@@ -25,14 +25,14 @@ from ..reading.agent_hints import is_wrapper
 from ..reading.judge_tool import ToolJudge
 from ..reading.returned import result_of
 from ..reading.span_view import SpanView
-from .dialect import Reading
+from .dialect import SpanReading
 
-__all__ = ["Meaning", "merge"]
+__all__ = ["SpanMeaning", "merge"]
 
 _SPECIFIC = (SpanKind.TOOL, SpanKind.LLM, SpanKind.AGENT, SpanKind.OTHER)
 
 
-class Meaning(NamedTuple):
+class SpanMeaning(NamedTuple):
     """What a span stands for; fields as in SpanFact."""
 
     kind: SpanKind
@@ -48,7 +48,7 @@ class Meaning(NamedTuple):
     is_result_cut: bool
 
 
-def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> tuple[str, Meaning]:
+def merge(span: SpanView, readings: Mapping[str, SpanReading], judge: ToolJudge) -> tuple[str, SpanMeaning]:
     """(names of the dialects, joined by `+`; the meaning) of a span that speaks at least one."""
     (names, reading), *others = readings.items()
     if others:
@@ -59,7 +59,7 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
         status, status_from = judge(span, reading.tool_name or span.name, reading.results, reading.declared)
     response_id = reading.response_id
     named, (digest, asked) = reading.agent_name, reading.output
-    meaning = Meaning(
+    meaning = SpanMeaning(
         reading.kind,
         # A default of an instrumentation's says nothing of who is at work.
         None if named is None or is_wrapper(named) else named,
@@ -76,14 +76,14 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
     return names, meaning
 
 
-def _merged(readings: list[Reading]) -> Reading:
+def _merged(readings: list[SpanReading]) -> SpanReading:
     kinds = {reading.kind for reading in readings if reading.overrules} or {reading.kind for reading in readings}
     kind = next(kind for kind in _SPECIFIC if kind in kinds)
     agreed = [reading for reading in readings if reading.kind is kind]
     named = [reading for reading in agreed if not reading.is_guess] or agreed
     response_ids = {canonical_call(id_) or id_ for reading in agreed if (id_ := reading.response_id)}
     asked = sorted({id_ for reading in agreed for id_ in reading.output[1]})
-    return Reading(
+    return SpanReading(
         kind=kind,
         agent_name=_one(reading.agent_name for reading in named),
         response_id=_one(response_ids, lambda id_: canonical_call(id_) is not None),

@@ -9,7 +9,7 @@ from tracegrad.schemas.text import json_value
 
 from ..reading.agent_hints import agent_of_span
 from ..reading.span_view import SpanView
-from .dialect import OTHER, Dialect, Reading, agent, answer, tool
+from .dialect import OTHER, Dialect, SpanReading, agent, answer, tool
 
 __all__ = ["MLFLOW"]
 
@@ -17,7 +17,7 @@ _TYPE = "mlflow.spanType"
 _OUTPUTS = "mlflow.spanOutputs"
 
 
-def _read(span: SpanView) -> Reading | None:
+def _read(span: SpanView) -> SpanReading | None:
     if _TYPE not in span.attributes:
         return None
     kind = json_value(span.attributes[_TYPE])

@@ -15,7 +15,7 @@ from tracegrad.schemas.records.facts import SpanKind
 from ..reading.agent_hints import LANGCHAIN_HINT, agent_of_span, name_in_answers
 from ..reading.read_output import FLAT_KEYS, minted_in, of_flat, of_response
 from ..reading.span_view import SpanView
-from .dialect import OTHER, Dialect, Reading, agent, tool
+from .dialect import OTHER, Dialect, SpanReading, agent, tool
 from .openinference_steps import INPUT, delegation, step_of_llama_index
 
 __all__ = ["OPENINFERENCE"]
@@ -32,7 +32,7 @@ _NO_CALLS = ("_prepare", "get_tool_calls", "_get_")
 """How the names of a model's methods begin that call no model (LlamaIndex)."""
 
 
-def _read(span: SpanView) -> Reading | None:
+def _read(span: SpanView) -> SpanReading | None:
     kind = span.text(KIND)
     if kind is None:
         return None
@@ -48,7 +48,7 @@ def _read(span: SpanView) -> Reading | None:
     return step_of_llama_index(span) or OTHER
 
 
-def _read_agent(span: SpanView, named_by_langchain: str | None) -> Reading:
+def _read_agent(span: SpanView, named_by_langchain: str | None) -> SpanReading:
     name = span.text(*_AGENT_NAMES)
     if name is None and named_by_langchain is not None:
         # The agent's own run bears its name; others are steps within it, whatever they are called.
@@ -59,7 +59,7 @@ def _read_agent(span: SpanView, named_by_langchain: str | None) -> Reading:
     return agent(name or answerer, guess=agent_of_span(span.name))
 
 
-def _read_tool(span: SpanView) -> Reading:
+def _read_tool(span: SpanView) -> SpanReading:
     owner, _, method = span.name.rpartition(".")
     name = span.text(TOOL_NAME)
     said = name or (owner if owner and method in _METHODS else span.name)
@@ -68,11 +68,11 @@ def _read_tool(span: SpanView) -> Reading:
     )
 
 
-def _read_llm(span: SpanView) -> Reading:
+def _read_llm(span: SpanView) -> SpanReading:
     output = span.attributes.get(OUTPUT)
     is_flat = not FLAT_KEYS.isdisjoint(span.attributes) or not isinstance(output, str) or output[:1] != "["
     said = of_flat(span.attributes) if is_flat else of_response(output)
-    return Reading(kind=SpanKind.LLM, response_id=minted_in(output), output=said)
+    return SpanReading(kind=SpanKind.LLM, response_id=minted_in(output), output=said)
 
 
 _KEYS = frozenset({*_AGENT_NAMES, TOOL_NAME, *_TOOL_CALL_IDS, OUTPUT, INPUT})

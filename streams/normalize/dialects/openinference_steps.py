@@ -15,7 +15,7 @@ from tracegrad.schemas.text import json_value
 
 from ..reading.agent_hints import agent_of_span
 from ..reading.span_view import MAX_TEXT, SpanView
-from .dialect import Reading, agent
+from .dialect import SpanReading, agent
 
 __all__ = ["INPUT", "delegation", "step_of_llama_index"]
 
@@ -29,7 +29,7 @@ _TOOL = re.compile(r"""\btool_id='([^'\\"]{1,200})'\)"\}$""")
 _TOOL_NAME = re.compile(r"""ev": "ToolCall\(tool_name='([^'\\"]{1,200})',""")
 
 
-def step_of_llama_index(span: SpanView) -> Reading | None:
+def step_of_llama_index(span: SpanView) -> SpanReading | None:
     """An agent's step; or, as no more than a place that knows a tool-call id, the execution of a tool; else None."""
     if span.scope != _SCOPE:
         return None
@@ -44,10 +44,10 @@ def step_of_llama_index(span: SpanView) -> Reading | None:
     called, name = _TOOL.search(given[-_MAX_TAIL:]), _TOOL_NAME.search(given[:_MAX_TAIL])
     if called is None or name is None:
         return None
-    return Reading(kind=SpanKind.OTHER, tool_call_id=called[1], tool_name=name[1])
+    return SpanReading(kind=SpanKind.OTHER, tool_call_id=called[1], tool_name=name[1])
 
 
-def delegation(span: SpanView, tool: str) -> Reading | None:
+def delegation(span: SpanView, tool: str) -> SpanReading | None:
     """The coworker whom CrewAI's own tool asks; None for other tools."""
     if tool not in _DELEGATES:
         return None

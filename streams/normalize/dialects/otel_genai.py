@@ -23,7 +23,7 @@ from tracegrad.schemas.text import json_value
 from ..reading.read_output import COMPLETION_KEYS, NOTHING, Output, of_completion, of_messages, of_response
 from ..reading.span_view import SpanView
 from ..reading.tool_message import tool_message
-from .dialect import OTHER, WRAPPER, Dialect, Reading, agent
+from .dialect import OTHER, WRAPPER, Dialect, SpanReading, agent
 
 __all__ = ["OTEL_GENAI"]
 
@@ -58,7 +58,7 @@ _KEYS = (
 )
 
 
-def _read(span: SpanView) -> Reading | None:
+def _read(span: SpanView) -> SpanReading | None:
     operation = span.text(GEN_AI_OPERATION_NAME)
     if operation is None:
         return _read_llm(span) if span.text(*_REQUEST_TYPES) in _LLM_TYPES else None
@@ -86,14 +86,14 @@ def _named_by_span(span: SpanView) -> str | None:
     return None if name in (span.name, span.text(_MODEL)) else name
 
 
-def _read_tool(span: SpanView) -> Reading:
+def _read_tool(span: SpanView) -> SpanReading:
     call_id = span.text(GEN_AI_TOOL_CALL_ID)
     event = span.events.get(_CHOICE, {})
     messages = [tool_message(span.attributes[key]) for key in _RESULTS if key in span.attributes]
     messages += [tool_message(event[key]) for key in ("message", "content") if key in event]
     ids = [message.call_id for message in messages if message.call_id]
     name = span.text(GEN_AI_TOOL_NAME)
-    return Reading(
+    return SpanReading(
         kind=SpanKind.TOOL,
         is_guess=name is None,
         tool_name=name or span.name.removeprefix("execute_tool "),
@@ -103,9 +103,9 @@ def _read_tool(span: SpanView) -> Reading:
     )
 
 
-def _read_llm(span: SpanView) -> Reading:
+def _read_llm(span: SpanView) -> SpanReading:
     agent_name, response_id = span.text(GEN_AI_AGENT_NAME), span.text(GEN_AI_RESPONSE_ID)
-    return Reading(kind=SpanKind.LLM, agent_name=agent_name, response_id=response_id, output=_answer(span))
+    return SpanReading(kind=SpanKind.LLM, agent_name=agent_name, response_id=response_id, output=_answer(span))
 
 
 def _answer(span: SpanView) -> Output:

@@ -14,7 +14,7 @@ from tracegrad.schemas.attributes import GEN_AI_OPERATION_NAME, GEN_AI_TOOL_NAME
 from tracegrad.schemas.records.facts import SpanKind
 
 from ..reading.span_view import SpanView
-from .dialect import OTHER, WRAPPER, Dialect, Reading
+from .dialect import OTHER, WRAPPER, Dialect, SpanReading
 
 __all__ = ["LITELLM", "MCP", "VLLM"]
 
@@ -30,17 +30,17 @@ _CALL = "tools/call"
 _SERVED = msgspec.structs.replace(WRAPPER, serves_tool=True)
 
 
-def _read_vllm(span: SpanView) -> Reading | None:
+def _read_vllm(span: SpanView) -> SpanReading | None:
     is_model = span.name == _VLLM_SPAN or _REQUEST_ID in span.attributes
     return WRAPPER if span.is_server and (is_model or span.text(GEN_AI_OPERATION_NAME) in _LLM_OPERATIONS) else None
 
 
-def _read_litellm(span: SpanView) -> Reading:
+def _read_litellm(span: SpanView) -> SpanReading:
     response_id = span.text(*_RAW_IDS)
-    return OTHER if response_id is None else Reading(kind=SpanKind.LLM, response_id=response_id)
+    return OTHER if response_id is None else SpanReading(kind=SpanKind.LLM, response_id=response_id)
 
 
-def _read_mcp(span: SpanView) -> Reading | None:
+def _read_mcp(span: SpanView) -> SpanReading | None:
     method = span.text(_METHOD)
     if method is None and "mcp" in (span.text(_RPC[0]), span.text(_RPC[1])):
         method = span.text(_RPC[2])
@@ -52,7 +52,7 @@ def _read_mcp(span: SpanView) -> Reading | None:
         return _SERVED
     name = span.text(GEN_AI_TOOL_NAME)
     _, is_called, target = span.name.partition(f"{_CALL} ")
-    return Reading(kind=SpanKind.TOOL, is_guess=name is None, tool_name=name or (target if is_called else None))
+    return SpanReading(kind=SpanKind.TOOL, is_guess=name is None, tool_name=name or (target if is_called else None))
 
 
 VLLM = Dialect("vllm", frozenset({_REQUEST_ID, GEN_AI_OPERATION_NAME}), frozenset(), _read_vllm, names=(_VLLM_SPAN,))

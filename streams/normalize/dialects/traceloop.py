@@ -11,7 +11,7 @@ from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME, GEN_AI_TOOL_NAME
 
 from ..reading.agent_hints import LANGCHAIN_HINT
 from ..reading.span_view import SpanView
-from .dialect import WRAPPER, Dialect, Reading, agent, tool
+from .dialect import WRAPPER, Dialect, SpanReading, agent, tool
 
 __all__ = ["TRACELOOP"]
 
@@ -20,7 +20,7 @@ _NAME = "traceloop.entity.name"
 _OUTPUT = "traceloop.entity.output"
 
 
-def _read(span: SpanView) -> Reading | None:
+def _read(span: SpanView) -> SpanReading | None:
     kind = span.text(_KIND)
     if kind is None:
         return None

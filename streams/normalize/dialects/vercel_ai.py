@@ -12,7 +12,7 @@ from tracegrad.schemas.text import json_value
 
 from ..reading.read_output import of_response
 from ..reading.span_view import SpanView
-from .dialect import OTHER, Dialect, Reading, agent, execution
+from .dialect import OTHER, Dialect, SpanReading, agent, execution
 
 __all__ = ["VERCEL_AI"]
 
@@ -27,7 +27,7 @@ _RESULT = "ai.toolCall.result"
 _RUNS = frozenset({"ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject"})
 
 
-def _read(span: SpanView) -> Reading | None:
+def _read(span: SpanView) -> SpanReading | None:
     operation = span.text(_OPERATION)
     if operation is None:
         return None
@@ -36,7 +36,7 @@ def _read(span: SpanView) -> Reading | None:
     if operation.endswith((".doGenerate", ".doStream")):
         said = {"content": span.value(*_TEXTS), "tool_calls": json_value(span.attributes.get(_CALLS))}
         name, response_id = span.text(_FUNCTION), span.text(*_RESPONSE_IDS)
-        return Reading(kind=SpanKind.LLM, agent_name=name, response_id=response_id, output=of_response(said))
+        return SpanReading(kind=SpanKind.LLM, agent_name=name, response_id=response_id, output=of_response(said))
     return agent(span.text(_FUNCTION)) if operation in _RUNS else OTHER
 
 

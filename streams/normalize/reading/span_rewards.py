@@ -11,7 +11,7 @@ from typing import Any
 
 from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS, LightningReward, lightning_rewards
-from tracegrad.schemas.records.facts import SaidReward
+from tracegrad.schemas.records.facts import SpanReward
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, is_usable
 
 from .span_view import MAX_TEXT
@@ -21,12 +21,12 @@ __all__ = ["rewards_in"]
 _MAX_NAME = 60
 
 
-def rewards_in(name: str, attributes: Mapping[str, Any]) -> tuple[SaidReward, ...]:
+def rewards_in(name: str, attributes: Mapping[str, Any]) -> tuple[SpanReward, ...]:
     """Those of one span."""
     if LIGHTNING_KEYS.isdisjoint(attributes):
         return ()
     return tuple(
-        SaidReward(name=_name(said), value=_number(said.value), target=_target(said.response_id))
+        SpanReward(name=_name(said), value=_number(said.value), target=_target(said.response_id))
         for said in lightning_rewards(name, attributes)
     )
 

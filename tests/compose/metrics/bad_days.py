@@ -40,7 +40,7 @@ DAYS: dict[str, dict[Metric, str]] = {
     "a program that rates answers": {
         m.OF_EVALUATORS: "streams/normalize/test_scan.py::test_what_came_with_the_reward_token_is_of_no_episode",
         m.FEEDBACK: "producers/rewards/test_rewards_gateway.py::test_feedback_lies_under_the_key_of_what_it_is_about",
-        m.FEEDBACK_LATE: "streams/credit/test_waiting.py::test_late_feedback_takes_no_room_from_what_is_closed",
+        m.FEEDBACK_LATE: "streams/credit/test_feedback_window.py::test_late_feedback_takes_no_room_from_what_is_closed",
         m.FEEDBACK_REFUSED: (
             "producers/rewards/test_rewards_gateway.py::test_what_is_wrong_is_refused_with_the_field_at_fault"
         ),

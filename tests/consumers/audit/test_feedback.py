@@ -9,7 +9,7 @@ from tests.consumers.audit.test_forwarded import audited
 from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import CALLS, KEY, rated_attempt, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation, folded
-from tests.streams.credit.test_waiting import Run, second_request
+from tests.streams.credit.test_feedback_window import Run, second_request
 from tests.streams.make import RUN_HASH, TOPICS, Streams, config
 from tracegrad.compose.run.report import report_lines
 from tracegrad.consumers.audit.account import Report, audit
@@ -165,7 +165,7 @@ def test_feedback_that_stages_heard_of_and_nobody_posted_is_unknown() -> None:
 
 def test_feedback_that_found_no_room_is_dead_lettered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Credit holds so many pieces, and no more."""
-    monkeypatch.setattr("tracegrad.streams.credit.waiting._MAX_SAID", 2)
+    monkeypatch.setattr("tracegrad.streams.credit.feedback_window._MAX_SAID", 2)
     run = Run()
     run.feed(*conversation(*TURNS))
     run.wait(20)

@@ -184,7 +184,7 @@ def test_receipts_and_audit_say_the_same_of_each_piece_at_any_moment(
     found: Counter[str] = Counter()
     num_forged = 0
     for seed in range(max(NUM // _AT_ONCE // 2, 1)):
-        monkeypatch.setattr("tracegrad.streams.credit.waiting._MAX_SAID", 4 if seed % 3 == 1 else 1_000)
+        monkeypatch.setattr("tracegrad.streams.credit.feedback_window._MAX_SAID", 4 if seed % 3 == 1 else 1_000)
         crowd = Crowd(seed, trains=trains)
         lines = [line for number in range(_AT_ONCE) if (line := crowd.conversation(number))]
         looks = {*crowd.random.sample(range(3 * _AT_ONCE), 4)}

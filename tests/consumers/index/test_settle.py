@@ -10,7 +10,7 @@ from tests.consumers.audit.small_run import memory_log, small_run
 from tests.consumers.index.indexing import index_of
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
-from tests.streams.credit.test_waiting import Run
+from tests.streams.credit.test_feedback_window import Run
 from tests.streams.make import rollout
 from tracegrad.consumers.index.groups import groups_where
 from tracegrad.consumers.index.lineage import of_episodes

@@ -15,7 +15,7 @@ from tests.consumers.page.boards import PORT, browser
 from tests.consumers.page.looking import board_over, draw, elements_of
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
-from tests.streams.credit.test_waiting import Run
+from tests.streams.credit.test_feedback_window import Run
 from tests.streams.make import call_id
 from tracegrad.consumers.page.board import Board, Rater, Rating
 from tracegrad.consumers.page.episodes.rate import form_of, rate

@@ -16,7 +16,7 @@ from tracegrad.consumers.views.held_out import HeldOut, held_out_text
 from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.held_out import PassAt, VersionShare
-from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatedWorse
+from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatingDrop
 from tracegrad.schemas.topics import Topic
 
 
@@ -37,7 +37,7 @@ def test_results_of_a_small_run() -> None:
 def test_results_name_each_rollback_with_its_reason() -> None:
     """The step after which it was."""
     state = fold_all(new_state(), small_run(), RESULTS_TOPICS)
-    why = RatedWorse(
+    why = RatingDrop(
         before=RatedWindow(from_version=0, to_version=0, num=500, mean=0.7, std=0.46),
         newest=RatedWindow(from_version=1, to_version=2, num=512, mean=0.5, std=0.5),
         drop_least=0.05,

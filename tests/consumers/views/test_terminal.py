@@ -20,7 +20,7 @@ from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.rollouts import GroupRef
-from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatedWorse
+from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatingDrop
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Topic
 
@@ -101,7 +101,7 @@ def test_held_out_rollouts_are_no_arrivals() -> None:
     assert list(lines.news(state, 30.0)) == [] and state.first_sign_s is None
 
 
-RATED_WORSE = RatedWorse(
+RATED_WORSE = RatingDrop(
     before=RatedWindow(from_version=12, to_version=27, num=508, mean=0.7, std=0.46),
     newest=RatedWindow(from_version=28, to_version=43, num=511, mean=0.5, std=0.5),
     drop_least=0.05,

@@ -16,7 +16,7 @@ from tests.producers.keys import RUN_HASH
 from tests.producers.rewards.test_rewards_gateway import TOKEN, TOPICS, Door
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
-from tests.streams.credit.test_waiting import Run, second_request
+from tests.streams.credit.test_feedback_window import Run, second_request
 from tests.streams.make import Item, call_id, rollout
 from tracegrad.producers.rewards.config import FeedbackHandles
 from tracegrad.producers.rewards.reading import Reading, refused_in
@@ -209,7 +209,7 @@ def test_receipts_agree_with_what_was_credited(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("bound", "reason"),
-    [("tracegrad.streams.credit.waiting._MAX_SAID", "too_many_scores"), ("max_open_episodes", "too_many_open")],
+    [("tracegrad.streams.credit.feedback_window._MAX_SAID", "too_many_scores"), ("max_open_episodes", "too_many_open")],
 )
 def test_what_a_stage_has_no_room_for_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, bound: str, reason: str

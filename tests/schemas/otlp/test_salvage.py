@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tracegrad.schemas.errors import UndecodableError
 from tracegrad.schemas.otlp import salvage as salvage_module
-from tracegrad.schemas.otlp.salvage import Salvaged, salvage
+from tracegrad.schemas.otlp.salvage import SalvagedRequest, salvage
 from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal, items_of
 from tracegrad.schemas.records.otlp import service_of
 
@@ -60,7 +60,7 @@ def bytes_of(signal: Signal) -> tuple[bytes, dict[bytes, range]]:
     return data, {item: range(data.index(item) - 3, data.index(item) + len(item)) for item in items}
 
 
-def found(signal: Signal, salvaged: Salvaged) -> list[bytes]:
+def found(signal: Signal, salvaged: SalvagedRequest) -> list[bytes]:
     """The items of what was read."""
     return [item.SerializeToString() for _, _, item in items_of(signal, salvaged.request)]
 
@@ -108,8 +108,8 @@ def test_one_bit_invents_no_item(signal: Signal, data: st.DataObject) -> None:
 def test_what_decodes_is_what_protobuf_reads(signal: Signal) -> None:
     """Nothing lost, nothing changed; an empty record is an empty request."""
     body, _ = bytes_of(signal)
-    assert salvage(signal, body) == Salvaged(request(signal))
-    assert salvage(signal, None) == Salvaged(signal.request())
+    assert salvage(signal, body) == SalvagedRequest(request(signal))
+    assert salvage(signal, None) == SalvagedRequest(signal.request())
 
 
 def test_one_invalid_character_costs_one_span() -> None:

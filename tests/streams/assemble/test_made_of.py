@@ -17,7 +17,7 @@ from tests.streams.assemble.test_interleavings import IDLE_S, NAMES, Worker, dri
 from tests.streams.assemble.test_interleavings import conversation as of_two_traces
 from tests.streams.assemble.test_links import ALL
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
-from tests.streams.credit.test_waiting import Run
+from tests.streams.credit.test_feedback_window import Run
 from tests.streams.make import (
     RUN_HASH,
     TOPICS,
@@ -90,7 +90,7 @@ def folded_again(made: MadeOf, facts: Sequence[Record]) -> bytes:
             if key not in (made.id, made.key):
                 episode.sources.add(key)
             for fact in batch.facts:
-                episode.take(fact, RULES.reward_sources)
+                episode.add_fact(fact, RULES.reward_sources)
     output, *_ = emit(episode, facts[0], made.closed_by, rules=RULES, topics=TOPICS, metrics=Metrics())
     return output.value
 

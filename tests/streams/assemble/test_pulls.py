@@ -156,7 +156,7 @@ def test_of_too_many_links_the_same_are_kept_in_any_order(seed: int) -> None:
     ]
     links = Links()
     for link in random.Random(seed).choices(named, k=3 * len(named)) + named:
-        links.take(link, TRACE)
+        links.add_link(link, TRACE)
     assert (links.away, links.are_cut) == (tuple(named[:MAX_LINKS]), True)
 
 

@@ -154,6 +154,6 @@ def test_order_and_repetition_change_nothing(spans: list[SpanFact], random: Any)
     shuffled: list[Fact] = random.sample(spans * 2, 2 * len(spans))
     episode = OpenEpisode(TRACE, None, partition=0)
     for one in shuffled:
-        episode.take(one, ())
+        episode.add_fact(one, ())
     awaited = {one.parent_span_id for one in spans if one.parent_is_local and one.parent_span_id} - here
     assert episode.is_at_work == bool(awaited)

@@ -6,21 +6,21 @@ import itertools
 
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
-from tests.streams.credit.test_waiting import Run, second_request
+from tests.streams.credit.test_feedback_window import Run, second_request
 from tests.streams.make import TOPICS, call_id
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, UNCLAIMED, Emitted, Score
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, UNCLAIMED, EmittedEpisode, Score
 from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.topics import Topic
 
 SECOND = stretch_id(KEY, call_id("z"))
-SCORES: tuple[Score | Emitted | Close, ...] = (
-    Emitted(key=KEY, episode_id=KEY),
+SCORES: tuple[Score | EmittedEpisode | Close, ...] = (
+    EmittedEpisode(key=KEY, episode_id=KEY),
     # When the second answer was in flight, so that it is about both.
     Score(key=KEY, reward=said(1.0, "k1", at_ms=60_000)),
     Close(episode_id=KEY, reason=UNCLAIMED, before=2),
-    Emitted(key=KEY, episode_id=SECOND),
+    EmittedEpisode(key=KEY, episode_id=SECOND),
     Close(episode_id=KEY, reason="feedback"),
     Close(episode_id=SECOND, reason="feedback"),
 )

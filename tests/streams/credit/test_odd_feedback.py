@@ -10,7 +10,7 @@ import pytest
 
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TRACE, TURNS, conversation, returns
-from tests.streams.credit.test_waiting import Run, closing
+from tests.streams.credit.test_feedback_window import Run, closing
 from tests.streams.make import Item, Streams, call, call_id, config, tool_call
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, LATE

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.streams.make import call_id
 from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS
-from tracegrad.schemas.records.facts import SaidReward
+from tracegrad.schemas.records.facts import SpanReward
 from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.streams.normalize.reading.span_rewards import rewards_in
 
@@ -55,7 +55,7 @@ def linked(key: str, value: str) -> dict[str, Any]:
 )
 def test_each_form(attributes: dict[str, Any], found: list[tuple[str, float | None, str | None]]) -> None:
     """The first dimension is the reward; what is no usable number has no value; a link to an answer is its target."""
-    said = [SaidReward(name=name, value=value, target=target) for name, value, target in found]
+    said = [SpanReward(name=name, value=value, target=target) for name, value, target in found]
     assert list(rewards_in(ANNOTATION, attributes)) == said
 
 

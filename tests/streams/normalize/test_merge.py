@@ -15,8 +15,8 @@ from tests.streams.normalize.test_dialect_table import ROWS, spoken
 from tests.streams.normalize.test_dialects import TRACE, read
 from tracegrad.schemas.ids import new_tool_call
 from tracegrad.schemas.records.facts import SpanKind, ToolStatus
-from tracegrad.streams.normalize.dialects.dialect import WRAPPER, Reading
-from tracegrad.streams.normalize.dialects.merge import Meaning, merge
+from tracegrad.streams.normalize.dialects.dialect import WRAPPER, SpanReading
+from tracegrad.streams.normalize.dialects.merge import SpanMeaning, merge
 from tracegrad.streams.normalize.read_spans import DIALECTS
 from tracegrad.streams.normalize.reading.judge_tool import ToolJudge
 from tracegrad.streams.normalize.reading.span_view import SpanView
@@ -32,7 +32,7 @@ def view(**changes: Any) -> SpanView:
     return SpanView(**{**plain, **changes})
 
 
-def merged(*readings: Reading, **changes: Any) -> Meaning:
+def merged(*readings: SpanReading, **changes: Any) -> SpanMeaning:
     """Their one meaning, which no order changes."""
     named = [(f"d{number}", reading) for number, reading in enumerate(readings)]
     found = {merge(view(**changes), dict(order), ToolJudge()) for order in permutations(named)}
@@ -52,12 +52,12 @@ def merged(*readings: Reading, **changes: Any) -> Meaning:
 )
 def test_the_most_specific_kind_counts(kinds: tuple[SpanKind, ...], expected: SpanKind) -> None:
     """A chain in one convention may be an agent in another."""
-    assert merged(*(Reading(kind=kind) for kind in kinds)).kind is expected
+    assert merged(*(SpanReading(kind=kind) for kind in kinds)).kind is expected
 
 
 def test_who_knows_better_is_believed() -> None:
     """A workflow that says `invoke_agent` is none, and nothing else of it counts."""
-    meaning = merged(Reading(kind=AGENT, agent_name="pipeline"), WRAPPER)
+    meaning = merged(SpanReading(kind=AGENT, agent_name="pipeline"), WRAPPER)
     assert (meaning.kind, meaning.agent_name) == (SpanKind.OTHER, None)
 
 
@@ -74,20 +74,20 @@ def test_who_knows_better_is_believed() -> None:
 )
 def test_of_two_response_ids_the_minted_one_counts(ids: tuple[str | None, ...], expected: str | None) -> None:
     """Frameworks put their own ids there; two that gateways minted are a contradiction."""
-    assert merged(*(Reading(kind=LLM, response_id=id_) for id_ in ids)).response_id == expected
+    assert merged(*(SpanReading(kind=LLM, response_id=id_) for id_ in ids)).response_id == expected
 
 
 def test_names_by_attributes_beat_names_by_spans() -> None:
     """A span's name is written for people; two attributes that differ say nothing."""
-    guessed = Reading(kind=TOOL, tool_name="SimpleTool", is_guess=True)
-    assert merged(guessed, Reading(kind=TOOL, tool_name="f")).tool_name == "f"
+    guessed = SpanReading(kind=TOOL, tool_name="SimpleTool", is_guess=True)
+    assert merged(guessed, SpanReading(kind=TOOL, tool_name="f")).tool_name == "f"
     assert merged(guessed).tool_name == "SimpleTool"
-    assert merged(Reading(kind=AGENT, agent_name="a"), Reading(kind=AGENT, agent_name="b")).agent_name is None
+    assert merged(SpanReading(kind=AGENT, agent_name="a"), SpanReading(kind=AGENT, agent_name="b")).agent_name is None
 
 
 def test_of_two_tool_call_ids_the_minted_one_counts() -> None:
     """AgentOps and LangChain number calls on their own."""
-    meaning = merged(Reading(kind=TOOL, tool_call_id="1"), Reading(kind=TOOL, tool_call_id=MINTED_TOOL))
+    meaning = merged(SpanReading(kind=TOOL, tool_call_id="1"), SpanReading(kind=TOOL, tool_call_id=MINTED_TOOL))
     assert meaning.tool_call_id == MINTED_TOOL
 
 
@@ -108,14 +108,14 @@ def test_a_tool_s_outcome_is_judged_of_all_that_is_said(
 ) -> None:
     """Each dialect may hold another form of the result."""
     results, declared = readings
-    spoken = [Reading(kind=TOOL, tool_name="f", results=(result,)) for result in results]
-    spoken += [Reading(kind=TOOL, tool_name="f", declared=(said,)) for said in declared]
+    spoken = [SpanReading(kind=TOOL, tool_name="f", results=(result,)) for result in results]
+    spoken += [SpanReading(kind=TOOL, tool_name="f", declared=(said,)) for said in declared]
     assert merged(*spoken).tool_status is expected
 
 
 def test_a_cut_span_has_no_digest() -> None:
     """A text that lost its end equals no call's."""
-    assert merged(Reading(kind=LLM, output=("ab", ())), is_cut=True).output_digest is None
+    assert merged(SpanReading(kind=LLM, output=("ab", ())), is_cut=True).output_digest is None
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats() | st.text(max_size=8)

@@ -87,7 +87,7 @@ async def test_a_hand_over_that_has_begun_to_wait_is_awaited_like_any_other() ->
         return 7
 
     coroutine = hand_over()
-    begun = faust_app._Begun(coroutine, coroutine.send(None))
+    begun = faust_app._BegunCoroutine(coroutine, coroutine.send(None))
     assert isinstance(begun, Awaitable)
     task = asyncio.ensure_future(begun)
     await asyncio.sleep(0)

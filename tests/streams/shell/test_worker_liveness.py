@@ -298,7 +298,7 @@ def test_a_position_is_poison_after_three_ends_counted_across_processes(tmp_path
         poison = PoisonList(tmp_path, Stage.ASSEMBLE)
         poison.load()
         assert position not in poison
-        assert poison.add(position) == count
+        assert poison.add_end(position) == count
     poison.load()
     assert position in poison
     assert Position("a.run.events", 1, 43) not in poison

@@ -8,18 +8,18 @@ from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact
 from tracegrad.streams.assemble.join import calls as of_calls
 from tracegrad.streams.assemble.join import tools as of_tools
-from tracegrad.streams.assemble.join.calls import Joined
+from tracegrad.streams.assemble.join.calls import CallJoin
 from tracegrad.streams.assemble.join.span_tree import SpanTree
 from tracegrad.streams.assemble.join.stacked_tools import executions
 
 
-def join_calls(calls: Sequence[CallRecord], spans: Sequence[SpanFact]) -> list[Joined]:
+def join_calls(calls: Sequence[CallRecord], spans: Sequence[SpanFact]) -> list[CallJoin]:
     """How each call is joined to the tree of these spans."""
     return of_calls.join_calls(calls, SpanTree(spans))
 
 
 def join_tools(
-    calls: Sequence[CallRecord], joined: Sequence[Joined], spans: Sequence[SpanFact]
+    calls: Sequence[CallRecord], joined: Sequence[CallJoin], spans: Sequence[SpanFact]
 ) -> list[list[tuple[SpanFact, str]]]:
     """The executions of each call."""
     tree = SpanTree(spans)

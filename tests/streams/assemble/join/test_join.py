@@ -12,7 +12,7 @@ import pytest
 from tests.streams.assemble.join.joins import join_calls, join_tools, tool_spans
 from tests.streams.make import call, call_id, tool_call
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
-from tracegrad.streams.assemble.join.calls import Joined
+from tracegrad.streams.assemble.join.calls import CallJoin
 from tracegrad.streams.assemble.join.span_tree import SpanTree
 
 TRACE = "11" * 16
@@ -33,21 +33,21 @@ def test_response_id_comes_first() -> None:
     """An LLM span that names the response is the call's, wherever the request came from."""
     spans = [AGENT, fact("llm", SpanKind.LLM, parent="agent", response_id=call_id("a"), at=5)]
     (joined,) = join_calls([call("a", None, trace_id=TRACE, parent_span_id="elsewhere")], spans)
-    assert joined == Joined("planner", "response_id", 6, "agent_span", 5)
+    assert joined == CallJoin("planner", "response_id", 6, "agent_span", 5)
 
 
 def test_traceparent_ancestor_comes_second() -> None:
     """The caller's span leads up to its agent through spans of any kind."""
     spans = [AGENT, fact("chain", parent="agent"), fact("POST", parent="chain")]
     (joined,) = join_calls([call("a", None, trace_id=TRACE, parent_span_id="POST")], spans)
-    assert joined == Joined("planner", "traceparent", None, "agent_span")
+    assert joined == CallJoin("planner", "traceparent", None, "agent_span")
 
 
 def test_an_unmatched_call_is_the_only_agents_or_nobodys() -> None:
     """It trains all the same; of two agents nobody knows which it was."""
-    assert join_calls([call("a", None)], [AGENT]) == [Joined("planner", "none", None, "sole_agent")]
+    assert join_calls([call("a", None)], [AGENT]) == [CallJoin("planner", "none", None, "sole_agent")]
     other = fact("other", SpanKind.AGENT, agent_name="coder")
-    assert join_calls([call("a", None)], [AGENT, other]) == [Joined(None, "none", None)]
+    assert join_calls([call("a", None)], [AGENT, other]) == [CallJoin(None, "none", None)]
 
 
 def test_stacked_llm_spans_prefer_the_one_under_an_agent() -> None:
@@ -61,7 +61,7 @@ def test_stacked_llm_spans_prefer_the_one_under_an_agent() -> None:
         fact("client", SpanKind.LLM, parent="y", response_id=call_id("a"), at=2),
     ]
     for order in itertools.permutations(spans):
-        assert join_calls([call("a", None)], list(order)) == [Joined("planner", "response_id", 2, "agent_span", 1)]
+        assert join_calls([call("a", None)], list(order)) == [CallJoin("planner", "response_id", 2, "agent_span", 1)]
 
 
 def test_within_a_tool_the_agent_that_called_it_is_not_at_work() -> None:

@@ -11,7 +11,7 @@ from tests.streams.assemble.join.joins import join_calls, join_tools, tool_spans
 from tests.streams.assemble.join.test_join import AGENT, fact
 from tests.streams.make import call, tool_call
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
-from tracegrad.streams.assemble.join.calls import Joined
+from tracegrad.streams.assemble.join.calls import CallJoin
 
 SUCCEEDED, FAILED, UNKNOWN = ToolStatus.SUCCEEDED, ToolStatus.FAILED, ToolStatus.UNKNOWN
 WEAK = {"tool_status": SUCCEEDED, "tool_status_from": "span_status"}
@@ -117,7 +117,7 @@ def test_a_transport_takes_no_parallel_request() -> None:
     """Two calls of one tool, one of which has its id from the framework: the other is not answered by its transport."""
     asked = call("a", None, tool_calls=(ASKED, tool_call("2", "search")))
     spans = [AGENT, tool("outer", tool_call_id="call_1"), tool("mcp", "outer", at=11)]
-    (found,) = join_tools([asked], [Joined("planner", "none", None, "")], spans)
+    (found,) = join_tools([asked], [CallJoin("planner", "none", None, "")], spans)
     assert [(span.span_id, id_) for span, id_ in found] == [("mcp", "call_1")]
 
 

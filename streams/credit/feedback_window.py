@@ -29,7 +29,7 @@ from tracegrad.schemas.records.rollouts import Reward
 from ..ratings import is_about, rated_anew
 from ..stage_fold import REPEAT_S
 
-__all__ = ["Waiting"]
+__all__ = ["FeedbackWindow"]
 
 _MAX_SAID = 50_000
 """Pieces of feedback that wait in one worker."""
@@ -40,7 +40,7 @@ _FORESEEN_S = 3_600.0
 
 
 @dataclass(eq=False)
-class _Said:
+class _Feedback:
     """A piece of feedback."""
 
     reward: Reward
@@ -55,7 +55,7 @@ class _Said:
 
 
 @dataclass
-class _Told:
+class _EpisodeNotice:
     """An episode that the partition has told of, and that has not closed here."""
 
     at: int
@@ -74,19 +74,19 @@ class _Conversation:
     partition: int
     episodes: dict[str, Episode] = field(default_factory=dict)
     """Those that wait."""
-    told: dict[str, _Told] = field(default_factory=dict)
+    told: dict[str, _EpisodeNotice] = field(default_factory=dict)
     """Of these, and of others whose records are not here."""
-    said: list[_Said] = field(default_factory=list)
+    said: list[_Feedback] = field(default_factory=list)
     """In the order of the records."""
 
-    def may_count(self, one: _Said, episode_id: str) -> bool:
+    def may_count(self, one: _Feedback, episode_id: str) -> bool:
         """Whether it lies where it counts for an episode that it is about."""
         told = self.told.get(episode_id)
         if told is not None and told.end is not None and one.position.offset >= told.end:
             return False
         return one.let_go_at is None or (told is not None and told.at < one.let_go_at)
 
-    def awaits(self, one: _Said) -> bool:
+    def awaits(self, one: _Feedback) -> bool:
         """Whether it is about an episode that waits, or may be about one whose record is not here."""
         return any(
             (id_ not in self.episodes or is_about(one.reward, self.episodes[id_])) and self.may_count(one, id_)
@@ -108,7 +108,7 @@ class _Conversation:
 
 
 @dataclass
-class _Due:
+class _CloseTimer:
     """When something is proposed, and again."""
 
     key: str
@@ -128,7 +128,7 @@ class _Due:
         return self.is_surplus or now_s - self.since_s >= wait_s
 
 
-class Waiting:
+class FeedbackWindow:
     """The conversations of one worker.
 
     Args:
@@ -140,7 +140,7 @@ class Waiting:
         self._wait_s = wait_s
         self._patience_s = wait_s + flight_s
         self._conversations: dict[str, _Conversation] = {}
-        self._clocks: dict[tuple[str, str], _Due] = {}
+        self._clocks: dict[tuple[str, str], _CloseTimer] = {}
         """(why a close is to be proposed, of which id) -> when."""
         self._foreseen: OrderedDict[str, str] = OrderedDict()
         """Episodes that were told of and are not here -> their keys."""
@@ -156,11 +156,11 @@ class Waiting:
         self._foreseen.clear()
         self._num_said = self._latest_ms = 0
 
-    def saw(self, at_ms: int) -> None:
+    def note_time(self, at_ms: int) -> None:
         """A record that was written then."""
         self._latest_ms = max(self._latest_ms, at_ms)
 
-    def add(self, episode: Episode, partition: int, at_ms: int) -> bool:
+    def add_episode(self, episode: Episode, partition: int, at_ms: int) -> bool:
         """An episode that waits; False: it does not, for that its time is over stands on the log."""
         key, id_ = _key_of(episode), episode.episode_id
         conversation = self._at(key, partition)
@@ -169,16 +169,16 @@ class Waiting:
         if told_by != key:  # under a key that is not its own: nobody of ours writes so
             conversation.told[id_] = self._conversations[told_by].told.pop(id_)
             self._settle(told_by)
-        self._clocks[FEEDBACK, id_] = _Due(key, partition, at_ms or None)
+        self._clocks[FEEDBACK, id_] = _CloseTimer(key, partition, at_ms or None)
         return self._wait_s > 0 and (id_ not in conversation.told or conversation.told[id_].end is None)
 
-    def tell(self, key: str, id_: str, position: Position, *, is_end: bool) -> list[Position]:
+    def note_episode(self, key: str, id_: str, position: Position, *, is_end: bool) -> list[Position]:
         """Here the partition tells of an episode that has not closed, or that its time is over, of one that is not here
         yet: what was said behind that is not its own. Returns the inputs for which nothing waits any more."""
         key = self._foreseen.get(id_, key)
         conversation = self._at(key, position.partition)
         is_new = id_ not in conversation.told
-        told = conversation.told.setdefault(id_, _Told(position.offset))
+        told = conversation.told.setdefault(id_, _EpisodeNotice(position.offset))
         if is_end and told.end is None:
             told.end = position.offset
         elif is_end or not is_new:
@@ -203,14 +203,14 @@ class Waiting:
         self._settle(key)
         return told.positions
 
-    def hear(self, key: str, reward: Reward, record: Record) -> None:
+    def add_feedback(self, key: str, reward: Reward, record: Record) -> None:
         """Feedback on a conversation, and the record that tells of it. Raises RecordError."""
         if self._num_said >= _MAX_SAID:
             raise RecordError(f"expected at most {_MAX_SAID} pieces of feedback to wait", reason=Reason.TOO_MANY_SCORES)
         conversation = self._at(key, record.partition)
-        conversation.said.append(_Said(reward, record.position, record.headers))
+        conversation.said.append(_Feedback(reward, record.position, record.headers))
         self._num_said += 1
-        self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))
+        self._clocks.setdefault((UNCLAIMED, key), _CloseTimer(key, conversation.partition))
 
     def hasten(self, episode_id: str) -> None:
         """An episode's time is over now."""
@@ -260,12 +260,12 @@ class Waiting:
             if one.let_go_at is None and one.position.offset < before:
                 one.let_go_at = at
         gone = [one for one in conversation.said if one.let_go_at is not None and not conversation.awaits(one)]
-        self._clocks[UNCLAIMED, key] = _Due(key, conversation.partition)
+        self._clocks[UNCLAIMED, key] = _CloseTimer(key, conversation.partition)
         self._release(key, gone)
         late = [(one.reward, one.position) for one in gone if not one.has_counted]
         return late, [one.position for one in gone if one.has_counted]
 
-    def _release(self, key: str, done: Sequence[_Said]) -> None:
+    def _release(self, key: str, done: Sequence[_Feedback]) -> None:
         """Nothing waits for these any more."""
         conversation, released = self._conversations[key], set(done)
         conversation.said = [one for one in conversation.said if one not in released]

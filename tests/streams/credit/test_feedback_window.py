@@ -20,7 +20,7 @@ from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
-from tracegrad.streams.credit.waiting import Waiting
+from tracegrad.streams.credit.feedback_window import FeedbackWindow
 from tracegrad.streams.ratings import pieces_of
 
 WAIT_S = 60.0
@@ -268,15 +268,15 @@ def test_a_worker_that_takes_over_gives_the_same() -> None:
 def test_a_worker_that_takes_over_waits_for_the_rest_of_the_time() -> None:
     """Else an episode whose workers are restarted before its time is over would wait for ever."""
     episode = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
-    waiting = Waiting(60.0, IDLE_S)
-    waiting.saw(1_000)
-    waiting.add(episode, 0, 1_000)
+    waiting = FeedbackWindow(60.0, IDLE_S)
+    waiting.note_time(1_000)
+    waiting.add_episode(episode, 0, 1_000)
     assert [*waiting.due(500.0), *waiting.due(559.0)] == []
     waiting.clear()
     # The log goes on meanwhile.
     for at_ms in (1_000, 51_000, 40_000):
-        waiting.saw(at_ms)
-    waiting.add(episode, 0, 1_000)
+        waiting.note_time(at_ms)
+    waiting.add_episode(episode, 0, 1_000)
     assert [*waiting.due(700.0), *waiting.due(709.0)] == []
     assert [reason for reason, *_ in waiting.due(710.0)] == ["feedback"]
 
@@ -287,9 +287,9 @@ def test_restarts_make_no_wait_longer_than_it_is_and_the_time_that_nobody_looked
     episode = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
     closed_ms, down_s, now_s = 1_000_000, 3.0, 1_000.0
     while now_s < 2_000.0:
-        waiting, began_s = Waiting(60.0, IDLE_S), 17.0  # of a clock of its own
-        waiting.saw(closed_ms)
-        waiting.add(episode, 0, closed_ms)
+        waiting, began_s = FeedbackWindow(60.0, IDLE_S), 17.0  # of a clock of its own
+        waiting.note_time(closed_ms)
+        waiting.add_episode(episode, 0, closed_ms)
         for second in range(round(life_s)):
             if [*waiting.due(began_s + second, round(1000 * (now_s + second)))]:
                 assert 60.0 <= now_s + second - closed_ms / 1000 <= 60.0 + 1.0 + down_s
@@ -301,8 +301,8 @@ def test_restarts_make_no_wait_longer_than_it_is_and_the_time_that_nobody_looked
 def test_an_episode_of_which_nobody_knows_when_it_closed_waits_from_now() -> None:
     """A record without a time is not one of 1970."""
     episode = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
-    waiting = Waiting(60.0, IDLE_S)
-    waiting.add(episode, 0, 0)
+    waiting = FeedbackWindow(60.0, IDLE_S)
+    waiting.add_episode(episode, 0, 0)
     assert [*waiting.due(5.0, 10**12), *waiting.due(64.0, 10**12)] == []
     assert len([*waiting.due(65.0, 10**12)]) == 1
 
