@@ -25,13 +25,13 @@ from .chat import chat
 from .common import echo
 from .page_command import page
 from .recipes import recipes
-from .replay_command import HistoryCommand, replay
+from .replay_command import REGRADE, HistoryCommand, replay
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="tracegrad",
-    help="Train LLM agents from their traces, over a log: OpenTelemetry spans in, weight versions out.",
+    help="Train LLM agents from their traces: spans and model calls go onto Kafka, new model weights come out.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,8 +53,8 @@ for panel, commands in {
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-for name in ("replay", "regrade"):
-    app.command(name, rich_help_panel="History", cls=HistoryCommand)(replay)
+for name, text in (("replay", None), ("regrade", REGRADE)):
+    app.command(name, help=text, rich_help_panel="History", cls=HistoryCommand)(replay)
 app.add_typer(air.app, name="air", rich_help_panel="Look")
 app.add_typer(topics.app, name="topics", rich_help_panel="Look")
 

@@ -27,17 +27,19 @@ __all__ = ["app"]
 _SHOWN = 5
 """Of groups' ids; JSON has all."""
 
-app = typer.Typer(help="Why calls got what they got, and what other rules would have paid.", no_args_is_help=True)
+app = typer.Typer(
+    help="Explain the intermediate rewards (AIR) of an episode, or compare two sets of rules.", no_args_is_help=True
+)
 
 
 @app.command("explain")
 def explain_episode(
-    episode: Annotated[str, typer.Argument(help="The id of an episode or a rollout, or how it begins.")],
+    episode: Annotated[str, typer.Argument(help="Id of an episode or a rollout, or the beginning of one.")],
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what each call of an episode is worth, and the parts that add up to it.
+    """Show what each call of an episode earned, and the parts that add up to it.
 
     Example: tracegrad air explain 1f2e3d4c0123456789ab
     """
@@ -85,15 +87,15 @@ def _find(wiring: Wiring, wanted: str) -> Episode:
 
 @app.command("compare")
 def compare_rules(
-    a: Annotated[Path, typer.Argument(help="A TOML file: its \\[air] and \\[credit] count.")],
-    b: Annotated[Path, typer.Argument(help="Another.")],
+    a: Annotated[Path, typer.Argument(help="A TOML file, of which \\[air] and \\[credit] count.")],
+    b: Annotated[Path, typer.Argument(help="The other one.")],
     from_: From = "earliest",
     to: To = None,
     source_dir: Source = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what B's rules and credit would have made of a run's training episodes, against A's; nothing is sampled.
+    """Compare what the rules of two files would have paid a run's training episodes; nothing is sampled.
 
     Example: tracegrad air compare now.toml other.toml --from run:mine
     """

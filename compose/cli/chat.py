@@ -26,22 +26,30 @@ __all__ = ["chat"]
 
 def chat(
     run: RunArgument = None,
-    question: Annotated[str | None, typer.Argument(help="Ask this and end; else ask until Ctrl-D.")] = None,
+    question: Annotated[
+        str | None, typer.Argument(help="The question; without it you ask several, until Ctrl-D.")
+    ] = None,
     version: Annotated[
         int | None,
-        typer.Option(min=0, help="This one; else the best of the held-out passes, or the newest.", show_default=False),
+        typer.Option(
+            min=0,
+            help="The version to ask; without it the best of the held-out passes, or the newest.",
+            show_default=False,
+        ),
     ] = None,
-    before: Annotated[bool, typer.Option("--before", help="Beside it the policy as it was before training.")] = False,
+    before: Annotated[
+        bool, typer.Option("--before", help="Ask the model from before training too, and show both answers.")
+    ] = False,
     folder: Annotated[
-        Path | None, typer.Option("--agent", help="The agent's folder, where it has moved.", show_default=False)
+        Path | None, typer.Option("--agent", help="The agent's folder, if it has moved.", show_default=False)
     ] = None,
     as_json: JsonFlag = False,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Ask the trained policy: its agent runs with its tools, and what it asks of them is shown as it comes.
+    """Ask the trained model a question, through its own agent and tools.
 
-    Of a run that is up, the version that serves now answers, by the LLM gateway; of any other, and with --version or
-    --before, an engine is started from the version's folder.
+    In a run that is up, the version that serves now answers. For any other run, and with --version or --before, an
+    engine is started.
 
     Example: tracegrad chat demo-1 "what is 12 by 7 minus 5?" --before
     """

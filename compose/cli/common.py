@@ -59,19 +59,22 @@ def help_of(path: str) -> str:
 
 
 RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="The run's name or folder; else the newest.", show_default=False)
+    str | None,
+    typer.Argument(metavar="[RUN]", help="The run's name or folder; without it the newest.", show_default=False),
 ]
 NewRunOption = Annotated[str | None, typer.Option("--run", help=help_of("run"), show_default=False)]
 """Of commands that start a run; of those that look at one:"""
 RunOption = Annotated[
-    str | None, typer.Option("--run", help="The run's name or folder; else the newest.", show_default=False)
+    str | None, typer.Option("--run", help="The run's name or folder; without it the newest.", show_default=False)
 ]
-RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders lie.", envvar="TRACEGRAD_RUNS_DIR")]
+RunsDirOption = Annotated[
+    Path, typer.Option("--runs-dir", help="Folder that holds the folders of runs.", envvar="TRACEGRAD_RUNS_DIR")
+]
 LogFormatOption = Annotated[
     LogFormat,
-    typer.Option("--log-format", help="Of the processes' logs; json: run, process, episodes.", envvar=LOG_FORMAT),
+    typer.Option("--log-format", help="Format of logs; json lines name run, process and episodes.", envvar=LOG_FORMAT),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON lines to stdout.")]
 
 
 def echo(text: str, *, is_error: bool = False) -> None:

@@ -32,17 +32,24 @@ _TELL_S = 2.0
 Where = Annotated[
     str,
     typer.Option(
-        "--where", help="Terms joined by blanks: 'agent=plan* reward>0.5 excluded!=none'.", show_default=False
+        "--where", help="Conditions, with blanks between: 'agent=plan* reward>0.5 excluded!=none'.", show_default=False
     ),
 ]
-Order = Annotated[str, typer.Option(help="A fact, or at (the record's time); - before it: the greatest first.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Of the rows shown; 0: all.")]
-Since = Annotated[
-    str | None, typer.Option("--from", help="Written since: a time in ISO 8601, or PT2H.", show_default=False)
+Order = Annotated[
+    str, typer.Option(help="The fact to sort by, or at (the time); with - before it the greatest come first.")
 ]
-Until = Annotated[str | None, typer.Option("--to", help="And before: in the same form.", show_default=False)]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Number of rows; 0: all.")]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--from", help="Only those written since: an ISO 8601 time, or PT2H (two hours ago).", show_default=False
+    ),
+]
+Until = Annotated[
+    str | None, typer.Option("--to", help="Only those written before, in the same form.", show_default=False)
+]
 KindOption = Annotated[
-    Kind | None, typer.Option("--kind", help="What ID is; else it is guessed, and said.", show_default=False)
+    Kind | None, typer.Option("--kind", help="What ID is; without it that is guessed, and told.", show_default=False)
 ]
 
 
@@ -52,12 +59,12 @@ def episodes(
     to: Until = None,
     order_by: Order = "-at",
     limit: Limit = 20,
-    only_count: Annotated[bool, typer.Option("--count", help="How many, not which.")] = False,
+    only_count: Annotated[bool, typer.Option("--count", help="Print how many there are, not which.")] = False,
     as_json: JsonFlag = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Find episodes by what is known of them; docs/finding.md lists the facts.
+    """Find episodes by their facts, which docs/finding.md lists.
 
     Example: tracegrad episodes --where 'reward<0.5 tools_failed>0' --order-by -tokens
     """
@@ -92,7 +99,7 @@ def lineage(
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Show what a version was made of, down to spans; or what became of a span, a call or an episode.
+    """Show what a version was trained on, down to spans, or what became of a span, a call or an episode.
 
     Example: tracegrad lineage 18
     """

@@ -47,13 +47,11 @@ def status(
     run: RunArgument = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="All that each process counted, on a terminal too.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that each process counted.")] = False,
 ) -> None:
-    """Show how far a run is, what serves, its processes and what waits; of one that ended, why.
+    """Show how far a run is, which version serves, and how its processes do.
 
-    On a terminal a row a process. Exit status 1 when nothing runs.
+    Says of a run that has ended why it did. Exits with 1 when the run is not running.
 
     Example: tracegrad status mine --json
     """
@@ -124,15 +122,19 @@ def _screen(wiring: Wiring, state: RunState, results: Results | None, now_ms: in
 
 
 def tail(
-    topic: Annotated[str, typer.Argument(help="As in `topics list`, such as episodes or llm_calls.")],
-    from_: Annotated[str, typer.Option("--from", help="beginning, end, or -N for the last N records.")] = "-10",
-    count: Annotated[int | None, typer.Option("-n", min=0, help="Stop after so many.", show_default=False)] = None,
-    is_following: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    topic: Annotated[str, typer.Argument(help="A topic of `topics list`, such as episodes or llm_calls.")],
+    from_: Annotated[
+        str, typer.Option("--from", help="Where to start: beginning, end, or -N for the last N records.")
+    ] = "-10",
+    count: Annotated[
+        int | None, typer.Option("-n", min=0, help="Stop after this many records.", show_default=False)
+    ] = None,
+    is_following: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,
     as_json: JsonFlag = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Show the records of a topic, decoded.
+    """Print the records of a topic, decoded.
 
     Example: tracegrad tail episodes --from beginning -n 5
     """
@@ -190,10 +192,9 @@ def audit(
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Recompute from the topics what became of every call, episode, group and piece of feedback; name what
-    is missing.
+    """Check that every call, episode, group and piece of feedback is accounted for, and name what is missing.
 
-    Exit status 1 when an id is in no term.
+    It reads the topics. Exits with 1 when something is missing.
 
     Example: tracegrad audit mine
     """

@@ -21,16 +21,17 @@ __all__ = ["page"]
 
 def page(
     run: RunArgument = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Else a free one.", show_default=False)] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_535, help="Port to listen on; without it a free one.", show_default=False),
+    ] = None,
     export: Annotated[
         tuple[str, Path] | None,
-        typer.Option(
-            help="Write this episode to one file of HTML instead.", metavar="EPISODE FILE", show_default=False
-        ),
+        typer.Option(help="Write this episode to an HTML file instead.", metavar="EPISODE FILE", show_default=False),
     ] = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Show a run in a browser, live or ended, until Ctrl-C; or one of its episodes in a file.
+    """Show a run in a browser until Ctrl-C, or write one of its episodes to a file.
 
     Example: tracegrad page demo-20260102-030405
     """

@@ -18,10 +18,12 @@ __all__ = ["recipes"]
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="One of them; all without it.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Explain this one; without it all are listed.", show_default=False)
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the recipes that `algorithm.recipe` can name: axes, formula, source, where ours differs.
+    """List the training recipes that `algorithm.recipe` can name, or explain one.
 
     Example: tracegrad recipes grpo
     """

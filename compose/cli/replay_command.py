@@ -25,6 +25,7 @@ from .common import RUNS, JsonFlag, LogFormatOption, RunsDirOption, find_run, lo
 from .run import Set, set_flags
 
 __all__ = [
+    "REGRADE",
     "From",
     "HistoryCommand",
     "HistoryRange",
@@ -41,36 +42,53 @@ _ASKED_NOTHING = ("agent", "tasks")
 """Of a past nobody is asked again."""
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
 Into = Annotated[str, typer.Option("--into", help="Name of the new run.")]
-File = Annotated[Path | None, typer.Argument(help="A TOML file with the new run's settings; else the source's own.")]
-From = Annotated[
-    str, typer.Option("--from", help="run:NAME (all of a run), earliest, a time in ISO 8601, or PT2H: two hours ago.")
+File = Annotated[
+    Path | None, typer.Argument(help="TOML file with the new run's settings; without it the source's own.")
 ]
-To = Annotated[str | None, typer.Option("--to", help="A time, or how long ago, in the same form.", show_default=False)]
+From = Annotated[
+    str,
+    typer.Option(
+        "--from", help="Where to begin: run:NAME (all of a run), earliest, an ISO 8601 time, or PT2H (two hours ago)."
+    ),
+]
+To = Annotated[str | None, typer.Option("--to", help="Where to end, in the same form.", show_default=False)]
 Source = Annotated[
     Path | None,
-    typer.Option("--source-dir", help="The source run's folder; else the newest under --runs-dir.", show_default=False),
+    typer.Option("--source-dir", help="Folder of the source run; without it the newest run.", show_default=False),
 ]
 Where = Annotated[
     str | None,
-    typer.Option("--where", help="Groups by facts, such as 'service=shop agent=planner'.", show_default=False),
+    typer.Option(
+        "--where", help="Only groups with these facts, such as 'service=shop agent=planner'.", show_default=False
+    ),
 ]
 ModeOption = Annotated[
     Mode | None,
-    typer.Option("--mode", help="Train on it: same, offline or filter; else it is only folded.", show_default=False),
+    typer.Option("--mode", help="Train on it, by this mode; without one it is only folded.", show_default=False),
 ]
 Reclose = Annotated[
-    bool, typer.Option("--reclose", help="Assemble anew, late records too, not as the source recorded.")
+    bool, typer.Option("--reclose", help="Assemble episodes anew, with late records, not as the source did.")
 ]
 GraderOption = Annotated[
     str | None,
-    typer.Option("--grader", help="file.py:function, called as grade(task, output, attempt).", show_default=False),
+    typer.Option(
+        "--grader", help="Grade anew by file.py:function, called as grade(task, output, attempt).", show_default=False
+    ),
 ]
 DryRunOption = Annotated[
     DryRun | None,
     typer.Option(
-        "--dry-run", help="Write nothing: count records; --dry-run=full folds, and compares.", show_default=False
+        "--dry-run",
+        help="Write nothing: count records; --dry-run=full folds them too, and compares.",
+        show_default=False,
     ),
 ]
+
+
+REGRADE = """Make a new run of an earlier run's records, graded by another grader: `replay` with --grader.
+
+Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-strict --mode offline
+"""
 
 
 class HistoryCommand(TyperCommand):
@@ -99,15 +117,12 @@ def replay(
     log_format: LogFormatOption = LogFormat.TEXT,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Fold a run's past again into a new run, under the same rules or others; perhaps train on it.
+    """Make a new run of an earlier run's records, under the same rules or others, and train on it with --mode.
 
-    The source is only read: one that has ended is opened from its folder. A replay that was stopped goes on when the
-    same command is given again; one without --mode is trained on later by the same command with one. With --grader, or
-    as `regrade`, another grader's rewards stand in the place of the earlier one's; what people said stays.
+    The source is only read. The same command goes on with a replay that was stopped, or, with --mode added, trains on
+    one that was only folded. With --grader, its rewards replace the earlier grader's; what people said stays.
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
-
-    Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-strict --mode offline
     """
     from ..history.replay import replayed_settings, run_replay
     from ..history.request import ReplayRequest, code_digest

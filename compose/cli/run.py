@@ -42,21 +42,23 @@ __all__ = ["CALCULATOR", "Set", "demo", "env", "serve", "set_flags", "train", "u
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator" / "tracegrad.toml"
 """Two up is the checkout, or the installed package: the rooms and the examples lie side by side in both."""
-FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or the folder that holds tracegrad.toml.")]
+FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or a folder that has a tracegrad.toml.")]
 Steps = Annotated[int | None, typer.Option(help=help_of("trainer.steps"), show_default=False)]
 Seed = Annotated[int | None, typer.Option(help=help_of("seed"), show_default=False)]
-NoAir = Annotated[bool, typer.Option("--no-air", help="Without intermediate rewards.")]
-Sync = Annotated[bool, typer.Option("--sync", help="Synchronous: no version is older than the newest.")]
-NoPage = Annotated[bool, typer.Option("--no-page", help="Without the page that shows the run in a browser.")]
+NoAir = Annotated[bool, typer.Option("--no-air", help="Train without intermediate rewards (AIR).")]
+Sync = Annotated[bool, typer.Option("--sync", help="Synchronous training: rollouts wait for the newest version.")]
+NoPage = Annotated[bool, typer.Option("--no-page", help="Do not serve the page that shows the run in a browser.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Each step in a line, with the lag of the stages (docs/running.md).")
+    bool,
+    typer.Option("--verbose", "-v", help="Print a line for each step, with the lag of the streams (docs/running.md)."),
 ]
-Keep = Annotated[bool, typer.Option("--keep", help="When done, go on until Ctrl-C, to look at the topics.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep the processes running after the report, until Ctrl-C.")]
 Bootstrap = Annotated[
     str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"), show_default=False)
 ]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Any other key: --set trainer.lr=1e-5", show_default=False)
+    list[str] | None,
+    typer.Option("--set", help="Set any other key, such as --set trainer.lr=1e-5.", show_default=False),
 ]
 Model = Annotated[str | None, typer.Option("--model", help=help_of("policy.model"), show_default=False)]
 
@@ -75,9 +77,9 @@ def demo(
     runs_dir: RunsDirOption = RUNS,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Train the small calculator agent, show it live, and report what it learnt.
+    """Train the small calculator agent, and report what it learnt.
 
-    Exit status 1 when the audit misses an id, or when sampler and trainer do not agree on the tokens' logprobs.
+    Exits with 1 when an id is not accounted for, or when engine and trainer disagree on the logprobs of tokens.
 
     Example: tracegrad demo --steps 10 --seed 1
     """
@@ -109,7 +111,7 @@ def train(
     runs_dir: RunsDirOption = RUNS,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Run the whole loop until the steps are done: gateways, engine, streams, trainer, tasks, agent.
+    """Train an agent until all steps are done: starts everything that this needs, the agent included.
 
     The same run name resumes where it stopped.
 
@@ -131,8 +133,10 @@ def train(
 
 
 def up(
-    file: Annotated[Path | None, typer.Argument(help="The TOML file; else ./tracegrad.toml, else flags alone.")] = None,
-    only: Annotated[Part | None, typer.Option(help="A part of it.", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="The TOML file; without it ./tracegrad.toml, or flags alone.")
+    ] = None,
+    only: Annotated[Part | None, typer.Option(help="Start only this part of the pipeline.", show_default=False)] = None,
     model: Model = None,
     set_: Set = None,
     no_page: NoPage = False,
@@ -143,7 +147,7 @@ def up(
     runs_dir: RunsDirOption = RUNS,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Run the pipeline in the foreground: bring your own agent.
+    """Start everything but the agent, for an agent that you start yourself.
 
     Prints the variables that your agent needs, then what arrives from it.
 
@@ -170,19 +174,22 @@ def up(
 
 
 def env(
-    shell: Annotated[bool, typer.Option("--shell", help='For eval "$(tracegrad env --shell)".')] = False,
-    form: Annotated[Form, typer.Option(help="Who reads them; docker: --env-file.")] = Form.PLAIN,
+    shell: Annotated[
+        bool, typer.Option("--shell", help='Print export lines, for eval "$(tracegrad env --shell)".')
+    ] = False,
+    form: Annotated[Form, typer.Option(help="Format; docker is for `docker run --env-file`.")] = Form.PLAIN,
     as_json: JsonFlag = False,
     feedback: Annotated[
-        bool, typer.Option("--feedback", help="For the program in which people rate; the agent must not have them.")
+        bool, typer.Option("--feedback", help="For the program in which people rate answers; keep them from the agent.")
     ] = False,
     evaluator: Annotated[
-        bool, typer.Option("--evaluator", help="For a program whose exporter says how good answers were; no agent.")
+        bool,
+        typer.Option("--evaluator", help="For a program whose exporter sends evaluations; keep them from the agent."),
     ] = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Print the variables for an agent that tracegrad does not start.
+    """Print the environment variables for an agent that you start yourself.
 
     Example: eval "$(tracegrad env --shell)" && python my_agent.py
     """
@@ -204,14 +211,16 @@ def env(
 
 def serve(
     name: Annotated[
-        str, typer.Argument(help="otlp, llm, rewards, streams, tasks, runner, engine, trainer, weight-sync")
+        str, typer.Argument(help="One of otlp, llm, rewards, streams, tasks, runner, engine, trainer, weight-sync.")
     ],
     run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder, made by `up` or `train`.")],
-    stage: Annotated[str | None, typer.Option(help="Of streams: normalize, assemble or credit.")] = None,
-    ordinal: Annotated[int, typer.Option(min=0, help="Which one of several equal processes, from 0.")] = 0,
+    stage: Annotated[str | None, typer.Option(help="For streams: normalize, assemble or credit.")] = None,
+    ordinal: Annotated[
+        int, typer.Option(min=0, help="Number of the process, from 0, where there are several of its kind.")
+    ] = 0,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Run one process of a run in the foreground.
+    """Run a single process of a run in the foreground.
 
     Example: tracegrad serve streams --stage assemble --ordinal 1 --run-dir runs/mine
     """

@@ -28,18 +28,22 @@ from .common import (
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Topics of a run: make them, or print what they must be.", no_args_is_help=True)
+app = typer.Typer(help="Create the topics of a run, or list them.", no_args_is_help=True)
 
 
 @app.command("create")
 def create(
-    file: Annotated[Path | None, typer.Argument(help="The TOML file; else ./tracegrad.toml.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print topics, settings and ACLs.")] = False,
-    bootstrap_servers: Annotated[str | None, typer.Option(help="Your Kafka.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(help="The TOML file; without it ./tracegrad.toml.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print topics, settings and ACLs, and create nothing.")
+    ] = False,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(help="host:port,... of your Kafka.", show_default=False)
+    ] = None,
     run: NewRunOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make the topics of a run on your own cluster, or print them for those who own it.
+    """Create the topics of a run on your own cluster, or print them for whoever owns it.
 
     Example: tracegrad topics create tracegrad.toml --dry-run
     """
@@ -69,7 +73,7 @@ def _print_plans(plans: Sequence[TopicPlan | GroupPlan], *, as_json: bool) -> No
 
 @app.command("list")
 def list_topics(run: RunOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False) -> None:
-    """Show the topics of a run: what they hold, how many records.
+    """List the topics of a run, with the number of records in each.
 
     Example: tracegrad topics list --run mine
     """

@@ -63,11 +63,11 @@ class KafkaConfig(Section, frozen=True, kw_only=True):
     """`[kafka]`: a cluster of yours, or a local single node under the run folder."""
 
     bootstrap_servers: str | None = None
-    """host:port,...; None: start a local Apache Kafka."""
+    """host:port,... of your Kafka; None: a local one is started."""
     topic_prefix: str = ""
-    """Put before every topic and consumer group."""
+    """Prefix of every topic and consumer group."""
     partitions: Count = 4
-    """Of each topic of the run; fixed when the run is made."""
+    """Partitions of each topic of the run; fixed when the run is made."""
     topics: dict[str, str] = field(default_factory=dict)
     """Registry name of a raw topic -> its full name on your cluster (a Collector's topic)."""
     max_message_bytes: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class KafkaConfig(Section, frozen=True, kw_only=True):
     client: dict[str, str] = field(default_factory=dict)
     """Client settings from the allow-list: security.protocol, sasl.*, ssl.*."""
     replication: Count = 1
-    """Of topics that we create."""
+    """Replication factor of topics that we create."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

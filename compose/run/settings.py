@@ -64,11 +64,11 @@ class RunSettings(Section, frozen=True, kw_only=True):
     """The whole file. Refuses sections that do not go together."""
 
     run: str
-    """Names the run: [a-z0-9-]{1,40}; the same name resumes it."""
+    """Name of the run, [a-z0-9-]{1,40}; the same name resumes it."""
     about: str = ""
-    """What is learnt, and what to look at, in a sentence or two: said when the run starts."""
+    """A sentence or two that are printed when the run starts: what it learns, and what to look at."""
     seed: Whole = 0
-    """Of the order of tasks and of the trainer."""
+    """Seed of the order of tasks and of the trainer."""
     agent: AgentConfig | None = None
     tasks: TasksConfig | None = None
     reward: RewardConfig | None = None

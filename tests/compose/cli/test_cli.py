@@ -70,7 +70,7 @@ def test_run_names_a_new_run_or_finds_one_by_what_the_command_does() -> None:
         for param in command.params
         if "--run" in param.opts
     }
-    starts = {name for name, text in told.items() if text == r"Names the run: \[a-z0-9-]{1,40}"}
+    starts = {name for name, text in told.items() if text == r"Name of the run, \[a-z0-9-]{1,40}"}
     assert starts == {"demo", "train", "up", "topics create"}
     assert {text for name, text in told.items() if name not in starts} == {"The run's name or folder"}
     assert {"tail", "env", "topics list"} <= told.keys()

@@ -49,4 +49,4 @@ def test_a_section_names_itself_as_the_file_does() -> None:
 def test_help_is_the_docstring() -> None:
     """With brackets that are no markup."""
     assert help_of("trainer.steps") == "Batches until the run is done."
-    assert help_of("run").startswith(r"Names the run: \[a-z0-9-]{1,40};")
+    assert help_of("run").startswith(r"Name of the run, \[a-z0-9-]{1,40};")
