@@ -86,9 +86,6 @@ APIS = (OPENAI_CHAT, RESPONSES, MESSAGES)
 """What agents may speak; the first also words the errors of routes that belong to no API."""
 
 _LOGGER = logging.getLogger(__name__)
-_PROOF_RETRY_S = 2.0
-_LAST_WORDS_S = 5.0
-"""How long a gateway that stops waits for Kafka to take the outcomes of its last calls."""
 _LIGHTNING = "/proxy/rollout/{rollout}/attempt/{attempt}/mode"
 """What the mode says is not asked: the runner has told the attempt's purpose."""
 
@@ -98,7 +95,13 @@ class Gateway:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.versions = KnownVersions(parts.policy.name, topics=parts.topics, log=parts.log, metrics=parts.metrics)
+        self.versions = KnownVersions(
+            parts.policy.name,
+            topics=parts.topics,
+            log=parts.log,
+            metrics=parts.metrics,
+            poll_s=parts.timings.weights_poll_s,
+        )
         self._client = EngineClient(parts.handles.engines, metrics=parts.metrics, health_s=parts.config.engine_health_s)
         self._engine = VllmEngine(self._client)
         self._calls = CallServer(parts, self._engine, self.versions)
@@ -231,7 +234,7 @@ class Gateway:
                 telling.cancel()
                 self.versions.stop.set()
                 await asyncio.wait({proof, following, telling})
-                await self.parts.outcomes.close(_LAST_WORDS_S)
+                await self.parts.outcomes.close(self.parts.timings.last_words_s)
                 await asyncio.to_thread(self.parts.writer.close)
                 _LOGGER.info("llm gateway stopped: %s", self.parts.metrics.snapshot())
 
@@ -247,7 +250,7 @@ class Gateway:
                     self._calls.renderer = local or self._calls.renderer
                     self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
                     return
-            await self.versions.changed(_PROOF_RETRY_S)
+            await self.versions.changed(self.parts.timings.proof_retry_s)
 
 
 def run(

@@ -81,7 +81,7 @@ class CallServer:
     def __init__(self, parts: Parts, engine: Engine, versions: KnownVersions) -> None:
         self.renderer: Renderer = engine
         self._parts = parts
-        self._generator = Generator(parts.config, engine, versions, parts.metrics)
+        self._generator = Generator(parts.config, engine, versions, parts.metrics, parts.timings)
 
     async def serve(
         self,

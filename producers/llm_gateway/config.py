@@ -14,7 +14,17 @@ from tracegrad.schemas.section import Count, File, Model, Seconds, Section
 
 from ..exposure import ListenConfig
 
-__all__ = ["GRACE_S", "EngineRef", "LlmConfig", "LlmHandles", "PolicyConfig", "Upstream", "UpstreamConfig"]
+__all__ = [
+    "GRACE_S",
+    "TIMINGS",
+    "EngineRef",
+    "LlmConfig",
+    "LlmHandles",
+    "PolicyConfig",
+    "Timings",
+    "Upstream",
+    "UpstreamConfig",
+]
 
 GRACE_S = 10
 """When the gateway is stopped, how long answers that are under way may take; calls that wait for an engine that is
@@ -131,6 +141,31 @@ class LlmConfig(ListenConfig, frozen=True, kw_only=True):
     """How long an attempt's end waits for calls in flight before it cancels them."""
     keep_alive_s: Seconds = 5.0
     """Silence after which a streamed answer sends a comment."""
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway waits for as no setting says; tests wait for less."""
+
+    open_after_s: float = 5.0
+    """A captured call that lasts longer is told as open."""
+    retry_s: float = 1.0
+    """Until what Kafka did not take of calls' outcomes is written again."""
+    last_words_s: float = 5.0
+    """How long a gateway that stops waits for Kafka to take the outcomes of its last calls."""
+    append_timeout_s: float = 60.0
+    """For one record to be acknowledged."""
+    weights_poll_s: float = 0.05
+    label_poll_s: float = 0.1
+    """Of an engine that bears a label which is not the policy's."""
+    proof_retry_s: float = 2.0
+    """Until an engine that is away is asked again whether it renders as the gateway does."""
+    upstream_idle_s: float = 4.0
+    """Servers end connections that were idle for 5 s or more; a request that is sent just then is lost, and may not be
+    sent again, for it might be paid for twice."""
+
+
+TIMINGS = Timings()
+"""A gateway's."""
 
 
 class EngineRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,14 +26,12 @@ from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, Call
 from tracegrad.schemas.records.tokens import Ids
 from tracegrad.schemas.topics import Topic
 
+from .config import Timings
 from .identity import Caller
 from .render.finish import Answer
 
 __all__ = ["AttemptCalls", "Outcomes", "Retries", "Watch"]
 
-_OPEN_AFTER_S = 5.0
-_RETRY_S = 1.0
-_APPEND_TIMEOUT_S = 60.0
 _MAX_WAITING = 20_000
 """Records; there are more only if Kafka is away for long while calls fail."""
 _MAX_AT_ONCE = 500
@@ -131,7 +129,7 @@ class Watch:
         self._caller = caller
         self._started_ns = time.time_ns()
         self._is_open = False
-        self._timer = asyncio.get_running_loop().call_later(_OPEN_AFTER_S, self._open)
+        self._timer = asyncio.get_running_loop().call_later(outcomes.timings.open_after_s, self._open)
 
     def _open(self) -> None:
         self._is_open = True
@@ -172,7 +170,8 @@ class Watch:
 class Outcomes:
     """Writes what watches tell, in the background. One per gateway."""
 
-    def __init__(self, append: Append, metrics: Metrics) -> None:
+    def __init__(self, append: Append, metrics: Metrics, timings: Timings) -> None:
+        self.timings = timings
         self._append = append
         self._metrics = metrics
         self._waiting: deque[tuple[bytes, bytes]] = deque()
@@ -194,8 +193,8 @@ class Outcomes:
             await self._has_more.wait()
             self._has_more.clear()
             while self._waiting:
-                if not await self._write_some(_APPEND_TIMEOUT_S):
-                    await asyncio.sleep(_RETRY_S)
+                if not await self._write_some(self.timings.append_timeout_s):
+                    await asyncio.sleep(self.timings.retry_s)
 
     async def close(self, timeout_s: float) -> None:
         """Writes what waits, if Kafka takes it in time; the rest is dropped, counted."""

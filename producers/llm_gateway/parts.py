@@ -13,14 +13,13 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from ..budget import Budget
 from .captured.leaves import Leaves
-from .config import LlmConfig, LlmHandles, PolicyConfig
+from .config import TIMINGS, LlmConfig, LlmHandles, PolicyConfig, Timings
 from .outcomes import Outcomes
 from .render.splice import EndOfMessage
 from .sessions import Sessions
 
 __all__ = ["Parts", "halved"]
 
-_APPEND_TIMEOUT_S = 60.0
 _Append = asyncio.Future[Position]
 
 
@@ -34,6 +33,7 @@ class Parts:
     topics: Topics
     log: Log
     metrics: Metrics
+    timings: Timings = TIMINGS
 
     def __post_init__(self) -> None:
         self.writer = self.log.writer()
@@ -41,7 +41,7 @@ class Parts:
         self.budgets = {True: Budget(limit), False: Budget(halved(limit))}
         """Of attempts and their runner, and of others."""
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
-        self.outcomes = Outcomes(self.append, self.metrics)
+        self.outcomes = Outcomes(self.append, self.metrics, self.timings)
         self.ends = EndOfMessage()
         self.leaves = Leaves()
         self.process = secrets.token_hex(8)
@@ -54,7 +54,7 @@ class Parts:
     async def acknowledged(self, append: _Append) -> None:
         """Waits for an append. Raises what the writer raises, or UnavailableError when it takes too long; whether the
         record still arrives is then unknown."""
-        done, _ = await asyncio.wait({append}, timeout=_APPEND_TIMEOUT_S)
+        done, _ = await asyncio.wait({append}, timeout=self.timings.append_timeout_s)
         if not done:
             self.metrics.add(CALLS_UNACKNOWLEDGED)
             raise UnavailableError("the record was not acknowledged in time; try again")

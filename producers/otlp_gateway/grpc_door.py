@@ -44,8 +44,6 @@ _STATUS = {
 }
 _MESSAGE_TIMEOUT_S = 10.0
 """As of a body over HTTP: a client that has not sent its message by then holds memory for nothing."""
-_PATIENCE_S = 1.0
-"""How long one waits for room before the message that is longest on its way gives way to it."""
 _MAX_METADATA_BYTES = 16 * 1024
 _GRACE_S = 5.0
 
@@ -53,10 +51,15 @@ logger = logging.getLogger(__name__)
 
 
 class GrpcDoor:
-    """The server, in the event loop of the HTTP application."""
+    """The server, in the event loop of the HTTP application.
 
-    def __init__(self, receiver: Receiver) -> None:
+    Args:
+        patience_s: how long a message waits for room before the one that is longest on its way gives way to it.
+    """
+
+    def __init__(self, receiver: Receiver, *, patience_s: float = 1.0) -> None:
         self._receiver = receiver
+        self._patience_s = patience_s
         config = receiver.config
         # gRPC tells no size before a message is here, so each that comes is taken for the largest.
         self._room = asyncio.Semaphore(max(1, config.max_inflight_bytes // config.max_body_bytes))
@@ -120,8 +123,8 @@ class GrpcDoor:
                     return await anext(messages)
             except TimeoutError:
                 raise RequestError(
-                    f"expected the message within {_MESSAGE_TIMEOUT_S:g} s, or {_PATIENCE_S:g} s while others wait, "
-                    "got a part",
+                    f"expected the message within {_MESSAGE_TIMEOUT_S:g} s, or {self._patience_s:g} s while others "
+                    "wait, got a part",
                     status=408,
                 ) from None
             finally:
@@ -130,13 +133,13 @@ class GrpcDoor:
     @asynccontextmanager
     async def _one_of_few(self) -> AsyncIterator[None]:
         try:
-            await asyncio.wait_for(self._room.acquire(), _PATIENCE_S)
+            await asyncio.wait_for(self._room.acquire(), self._patience_s)
         except TimeoutError:
             if oldest := next(iter(self._coming), None):
                 del self._coming[oldest]
                 oldest.reschedule(0)
             try:
-                await asyncio.wait_for(self._room.acquire(), _PATIENCE_S)
+                await asyncio.wait_for(self._room.acquire(), self._patience_s)
             except TimeoutError:
                 raise OverloadedError("too many messages are on their way; send again later") from None
         try:

@@ -30,14 +30,12 @@ from tracegrad.schemas.records.versions import Version, VersionSpan, parse_label
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, folder_of
 from tracegrad.schemas.topics import Topic, Topics
 
-from ..config import EngineRef, LlmConfig
+from ..config import EngineRef, LlmConfig, Timings
 from .engine import Choice, Engine, Hearer, LogprobEntry, Sampling, Span, Waits
 
 __all__ = ["Generation", "Generator", "KnownVersions"]
 
 _LOGGER = logging.getLogger(__name__)
-_LABEL_POLL_S = 0.1
-_WEIGHTS_POLL_S = 0.05
 _NO_LOGPROB = -9000.0
 """vLLM writes -9999 for a logprob that is missing, NaN or minus infinity: nothing can be trained on it."""
 _MAX_NOT_FINITE = 64
@@ -64,11 +62,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 class KnownVersions:
     """The surviving versions of the policy, followed in the gateway's event loop."""
 
-    def __init__(self, policy: str, *, topics: Topics, log: Log, metrics: Metrics) -> None:
+    def __init__(self, policy: str, *, topics: Topics, log: Log, metrics: Metrics, poll_s: float = 0.05) -> None:
         self.fatal: FatalError | None = None
         self._lineage = Lineage(policy)
         self._topic = topics.name(Topic.WEIGHTS)
         self._log = log
+        self._poll_s = poll_s
         self._refusals = Refusals(topics, metrics)
         self.stop = threading.Event()
         """Ends reading, within a poll."""
@@ -93,7 +92,7 @@ class KnownVersions:
 
     async def follow(self) -> None:
         """Reads until `stop`, in the event loop that `changed` is awaited in."""
-        steps = follow(self._log, [self._topic], poll_s=_WEIGHTS_POLL_S, stop=self.stop)
+        steps = follow(self._log, [self._topic], poll_s=self._poll_s, stop=self.stop)
         try:
             async with contextlib.aclosing(in_thread(steps)) as chunks:
                 async for chunk in chunks:
@@ -108,7 +107,10 @@ class KnownVersions:
 class Generator:
     """Samples for all calls of a gateway."""
 
-    def __init__(self, config: LlmConfig, engine: Engine, known: KnownVersions, metrics: Metrics) -> None:
+    def __init__(
+        self, config: LlmConfig, engine: Engine, known: KnownVersions, metrics: Metrics, timings: Timings
+    ) -> None:
+        self._timings = timings
         self._config = config
         self._engine = engine
         self._known = known
@@ -225,7 +227,7 @@ class Generator:
     async def _until_labelled(self, purpose: Purpose, engine: EngineRef, waits: Waits, error: Exception) -> None:
         """Waits until generating again has a chance: the engine bears a known label, or does not tell its label."""
         while time.monotonic() < waits.deadline:
-            await asyncio.sleep(_LABEL_POLL_S)
+            await asyncio.sleep(self._timings.label_poll_s)
             label = await self._engine.label(engine)
             if label is None or purpose is Purpose.UNKNOWN or self._known.of(label):
                 return

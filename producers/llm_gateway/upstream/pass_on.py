@@ -53,9 +53,6 @@ ROUTES = (
 """What is passed on; the policy itself speaks those of `app.APIS`."""
 
 _CONNECT_S = 10.0
-_IDLE_S = 4.0
-"""Servers end connections that were idle for 5 s or more; a request that is sent just then is lost, and may not be sent
-again, for it might be paid for twice."""
 _CANCELLED = 499
 """As proxies log a client that has gone."""
 
@@ -91,7 +88,7 @@ class UpstreamCalls:
 
     async def __aenter__(self) -> None:
         # No proxy, netrc or cookie of the environment: who is asked, and with which key, the settings say.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._parts.timings.upstream_idle_s)
         self._http = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
     async def __aexit__(self, *raised: object) -> None:

@@ -18,8 +18,7 @@ from tests.producers.keys import HOST, KEY, RUN_HASH, by_host, by_runner
 from tests.serving import ENGINE_TOKEN, serve
 from tests.versions import label, publish
 from tracegrad.producers.llm_gateway.app import Gateway
-from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig, Upstream
-from tracegrad.producers.llm_gateway.engines import generate
+from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig, Timings, Upstream
 from tracegrad.producers.llm_gateway.parts import Parts
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.mac import KeyRing
@@ -29,7 +28,7 @@ from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, Upst
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic, Topics
 
-generate._WEIGHTS_POLL_S = 0.005
+TIMINGS = Timings(weights_poll_s=0.005)
 ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
 GENERATE = "/inference/v1/generate"
 ROLLOUT = RUN_HASH + "0" * 19 + "7"
@@ -137,6 +136,7 @@ async def rig(
     engine_url: str = "",
     engine_urls: tuple[str, ...] = (),
     folder: str = "/nowhere",
+    timings: Timings = TIMINGS,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """A gateway in front of a scripted engine that serves version 0 of epoch 1."""
@@ -147,7 +147,7 @@ async def rig(
     publish(signed, TOPICS, 0, claims=True, uri=folder)
     async with contextlib.AsyncExitStack() as stack:
         urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
-        gateway = Gateway(Parts(*config(*urls, **settings), TOPICS, signed, Metrics()))
+        gateway = Gateway(Parts(*config(*urls, **settings), TOPICS, signed, Metrics(), timings))
         gateway_url = await stack.enter_async_context(serve(gateway.application))
         # Idle connections are dropped before the server does.
         connector = aiohttp.TCPConnector(keepalive_timeout=1)

@@ -80,30 +80,10 @@ REFERRING: dict[str, Any] = {
     "previous_response_id": None,
     "input": [{"type": "item_reference", "id": "rs_resp_" + "0" * 31}, {"role": "user", "content": "hello"}],
 }
-COMPLETIONS: dict[str, Any] = {
-    "model": "policy",
-    "prompt": "to be or",
-    "max_tokens": 50,
-    "temperature": 0.5,
-    "logprobs": 2,
-    "n": 2,
-    "best_of": 2,
-    "stop": ["x"],
-    "seed": 1,
-    "echo": False,
-    "suffix": None,
-    "stream": False,
-    "stream_options": {"include_usage": True},
-    "logit_bias": {"7": 1},
-    "user": "u",
-}
-SEVERAL = COMPLETIONS | {"prompt": [[1, 2, 3], "to be", "or"]}
-IDS = COMPLETIONS | {"prompt": [1, 2, 3], "stream": True}
 GOOD = {
     "messages": [MESSAGES],
     "messages/count_tokens": [COUNT],
     "responses": [RESPONSES, REFERRING],
-    "completions": [COMPLETIONS, SEVERAL, IDS],
 }
 
 

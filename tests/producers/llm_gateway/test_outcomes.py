@@ -13,6 +13,7 @@ from tests.fake_engine.scripted import Reply
 from tests.producers.llm_gateway.harness import ASK, TOPICS, Rig, rig, until
 from tests.producers.llm_gateway.provider import Provider, with_provider
 from tracegrad.producers.llm_gateway import outcomes
+from tracegrad.producers.llm_gateway.config import Timings
 from tracegrad.producers.llm_gateway.outcomes import Retries
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.ids import CallId, conversation_key, key_in
@@ -22,6 +23,7 @@ from tracegrad.schemas.topics import Topic
 
 MINE = {"x-conversation-id": "c-17", "authorization": "Bearer sk-ann"}
 KEY = conversation_key("c-17")
+BRIEF = Timings(weights_poll_s=0.005, open_after_s=0.01, retry_s=0.01, last_words_s=0.05)
 
 
 async def ask(r: Rig, text: str = "hello", *, patience_s: float | None = None) -> Any:
@@ -80,10 +82,9 @@ async def test_a_client_that_left_and_asked_again_supersedes() -> None:
         ]
 
 
-async def test_a_call_that_lasts_is_told_and_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_lasts_is_told_and_how_it_ended() -> None:
     """By its record's id, or without any record by the error."""
-    monkeypatch.setattr(outcomes, "_OPEN_AFTER_S", 0.01)
-    async with rig(engine_wait_s=0.1) as r:
+    async with rig(engine_wait_s=0.1, timings=BRIEF) as r:
         r.engine.delay_s = 0.05
         await ask(r)
         await until(lambda: ended(r))
@@ -96,11 +97,10 @@ async def test_a_call_that_lasts_is_told_and_how_it_ended(monkeypatch: pytest.Mo
         assert (ended(r)[1].outcome, ended(r)[1].reason) == (CallOutcome.UNKNOWN, "UnavailableError")
 
 
-async def test_a_request_to_an_upstream_that_lasts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_to_an_upstream_that_lasts_is_told() -> None:
     """Its record is no call of the episode, so it always says when it ended."""
-    monkeypatch.setattr(outcomes, "_OPEN_AFTER_S", 0.01)
     provider = Provider(delay=asyncio.Event())
-    async with with_provider(provider) as r:
+    async with with_provider(provider, timings=BRIEF) as r:
         asking = asyncio.create_task(r.post("/v1/chat/completions", {"model": "gpt-4o", "messages": ASK}, **MINE))
         await until(lambda: opened(r))
         assert provider.delay is not None
@@ -113,8 +113,7 @@ async def test_a_request_to_an_upstream_that_lasts_is_told(monkeypatch: pytest.M
 
 async def test_what_kafka_did_not_take_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And answers do not wait for it."""
-    monkeypatch.setattr(outcomes, "_RETRY_S", 0.01)
-    async with rig() as r:
+    async with rig(timings=BRIEF) as r:
         append, failures = r.gateway.parts.outcomes._append, [UnavailableError("away")] * 2
 
         def away(*given: Any, **named: Any) -> Any:
@@ -131,13 +130,11 @@ async def test_what_kafka_did_not_take_is_told_again(monkeypatch: pytest.MonkeyP
 async def test_what_waits_for_kafka_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first; a gateway that stops counts what it could not tell."""
     monkeypatch.setattr(outcomes, "_MAX_WAITING", 2)
-    monkeypatch.setattr(outcomes, "_RETRY_S", 0.01)
-    monkeypatch.setattr("tracegrad.producers.llm_gateway.app._LAST_WORDS_S", 0.05)
 
     def away(*_: Any, **__: Any) -> Any:
         raise UnavailableError("away")
 
-    async with rig() as r:
+    async with rig(timings=Timings(retry_s=0.01, last_words_s=0.05)) as r:
         monkeypatch.setattr(r.gateway.parts.outcomes, "_append", away)
         for _ in range(3):
             await ask(r)

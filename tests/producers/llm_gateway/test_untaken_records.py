@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.producers.llm_gateway.harness import rig
-from tracegrad.producers.llm_gateway import parts
+from tracegrad.producers.llm_gateway.config import Timings
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import CALLS_FAILED, CALLS_TOO_LARGE, CALLS_UNACKNOWLEDGED
 
 ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
 
 
-async def test_a_record_that_kafka_does_not_take_is_counted_by_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_that_kafka_does_not_take_is_counted_by_why() -> None:
     """Not acknowledged in time, and larger than any record may be; the agent gets an error either way."""
-    monkeypatch.setattr(parts, "_APPEND_TIMEOUT_S", 0.01)
-    async with rig() as r:
+    async with rig(timings=Timings(append_timeout_s=0.01)) as r:
         await r.begin()
         r.log.hold()
         assert (await r.chat_raw(ASK))[0] == 503

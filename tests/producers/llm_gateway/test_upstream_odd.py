@@ -13,6 +13,7 @@ from tests.producers.llm_gateway.harness import rig, until
 from tests.producers.llm_gateway.provider import Provider, upstream, with_provider
 from tests.producers.llm_gateway.test_upstream import ANSWER, BODY, recorded, send
 from tests.serving import serve
+from tracegrad.producers.llm_gateway.config import Timings
 from tracegrad.producers.llm_gateway.upstream import pass_on
 from tracegrad.producers.llm_gateway.upstream.pass_on import PassedOn, UpstreamCalls
 from tracegrad.schemas.records.calls import CallOutcome
@@ -39,9 +40,8 @@ async def test_a_status_that_is_none_of_an_answer_gives_502(status: int) -> None
             assert [(call.status, call.outcome) for call in await recorded(r, 2)] == [(502, CallOutcome.DELIVERED)] * 2
 
 
-async def test_a_connection_is_dropped_before_the_upstream_would(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_is_dropped_before_the_upstream_would() -> None:
     """A server ends one that is idle (uvicorn after 5 s), and a request that meets that end would be lost: 502."""
-    monkeypatch.setattr(pass_on, "_IDLE_S", 0.05)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError):
@@ -56,7 +56,7 @@ async def test_a_connection_is_dropped_before_the_upstream_would(monkeypatch: py
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         away = upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        async with rig(upstreams=(away,)) as r:
+        async with rig(upstreams=(away,), timings=Timings(upstream_idle_s=0.05)) as r:
             for _ in range(2):
                 assert (await send(r, "/v1/chat/completions", BODY))[0] == 200
                 await asyncio.sleep(0.2)

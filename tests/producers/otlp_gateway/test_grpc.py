@@ -28,7 +28,6 @@ from tests.memory_log import MemoryLog
 from tests.producers.keys import KEY, by_host
 from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, span_ids
 from tests.serving import serve
-from tracegrad.producers.otlp_gateway import grpc_door
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.grpc_door import GrpcDoor
@@ -66,9 +65,9 @@ class Door:
         self.address = ""
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[grpc.aio.Channel]:
+    async def open(self, *, patience_s: float = 1.0) -> AsyncIterator[grpc.aio.Channel]:
         """Serves; yields a client."""
-        async with GrpcDoor(self._receiver).serving(0) as port:
+        async with GrpcDoor(self._receiver, patience_s=patience_s).serving(0) as port:
             self.address = f"127.0.0.1:{port}"
             async with grpc.aio.insecure_channel(self.address) as channel:
                 yield channel
@@ -271,11 +270,10 @@ async def test_a_small_message_that_grows_is_refused() -> None:
         assert (await call(channel, PLAIN))[0] is Code.OK
 
 
-async def test_messages_that_do_not_come_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_do_not_come_keep_nobody_out() -> None:
     """There is room for one at a time: the oldest gives way to whoever waits."""
-    monkeypatch.setattr(grpc_door, "_PATIENCE_S", 0.1)
     door = Door(max_body_bytes=1_000_000, max_inflight_bytes=1_000_000)
-    async with door.open() as channel:
+    async with door.open(patience_s=0.1) as channel:
         silent = [channel.stream_unary(TRACES)() for _ in range(2)]
         await asyncio.gather(*(one.wait_for_connection() for one in silent))
         while not door.values():
