@@ -57,11 +57,8 @@ def serve(
     run: Callable[[Wiring, threading.Event, Metrics], None] | None = None,
     lock_wait_s: float = 5.0,
 ) -> int:
-    """Runs the process; returns its exit status. Blocking; call it from the main thread.
-
-    Args:
-        run: the loop of a process that is none of NAMES.
-        lock_wait_s: for a predecessor that was told to die, and may still be leaving.
+    """Runs the process; returns its exit status. Blocking; call it from the main thread. `run` is the loop of one that
+    is none of NAMES; `lock_wait_s` is for a predecessor that was told to die, and may still be leaving.
     """
     _set_up_logging(run_dir.resolve().name, process_name(name, stage, ordinal))
     os.environ.update(without_proxy(os.environ))

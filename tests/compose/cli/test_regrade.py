@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from tests.compose.cli.test_replay import runs as runs
+from tests.compose.cli.recorded_run import runs as runs
 from tracegrad.compose.cli.replay_command import replay
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest

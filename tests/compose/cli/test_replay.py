@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from tests.compose.cli.recorded_run import runs as runs
 from tests.compose.run.example_settings import SETTINGS
 from tracegrad.compose.cli import app
 from tracegrad.compose.cli.replay_command import moment_ms, replay
@@ -59,29 +60,6 @@ def test_a_time_to_come_is_refused() -> None:
     """With the time that it is now."""
     with pytest.raises(ConfigurationError, match=r"--from: expected a time that has been, got 2027-.* now is 2026-"):
         moment_ms("2027-01-01T00:00:00+00:00", "--from", NOW)
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a run `mine`, and a replay that folds nothing and ends."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "tasks.jsonl").write_text("")
-    (tmp_path / "grade.py").write_text("def score(): ...")
-    assert SETTINGS.tasks is not None and SETTINGS.reward is not None
-    settings = msgspec.structs.replace(
-        SETTINGS,
-        policy=msgspec.structs.replace(SETTINGS.policy, model=str(tmp_path / "model")),
-        tasks=msgspec.structs.replace(SETTINGS.tasks, file=str(tmp_path / "tasks.jsonl")),
-        reward=msgspec.structs.replace(SETTINGS.reward, grader=f"{tmp_path / 'grade.py'}:score"),
-    )
-    prepare_run(settings, tmp_path / "mine")
-    monkeypatch.setattr(history, "_opened", _no_broker)
-    return tmp_path
-
-
-def _no_broker(source: RunDir, **_: object) -> Any:
-    raise RuntimeError(f"opened {source.record.name}")
 
 
 @pytest.mark.parametrize(

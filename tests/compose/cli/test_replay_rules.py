@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.cli.test_replay import runs as runs
+from tests.compose.cli.recorded_run import runs as runs
 from tracegrad.compose.cli.air import compare_rules
 from tracegrad.compose.cli.replay_command import replay
 from tracegrad.schemas.errors import ConfigurationError

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from tests.compose.history.in_memory import Told
-from tests.compose.history.test_regrade import Runs, episodes, settings
-from tests.compose.history.test_regrade import runs as runs
+from tests.compose.history.regrading import Runs, episodes, settings
+from tests.compose.history.regrading import runs as runs
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.run_dir import RunDir

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.compose.history.test_run_replay import runs as runs
+from tests.compose.history.replaying import runs as runs
 from tests.consumers.history.source_run import SourceRun
 from tests.memory_log import MemoryLog
 from tracegrad.compose.history.episodes import episodes_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.compose.history.in_memory import Told
-from tests.compose.history.test_regrade import GRADERS, lived, settings
+from tests.compose.history.regrading import GRADERS, lived, settings
 from tests.consumers.history.source_run import SourceRun
 from tracegrad.compose.cli import app
 from tracegrad.compose.history.replay import opened, replayed_settings, run_replay

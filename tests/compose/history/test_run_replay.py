@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.compose.history.in_memory import Told, hold_in_memory
+from tests.compose.history.in_memory import Told
+from tests.compose.history.replaying import SETTINGS
+from tests.compose.history.replaying import runs as runs
 from tests.consumers.history.source_run import SourceRun
 from tests.memory_log import MemoryLog
-from tests.streams.assemble.test_feedback import said
-from tests.streams.credit.strategies.test_conversations import conversation
-from tests.versions import sampled_by
 from tracegrad.compose.files import write_record
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
-from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import Onlookers
 from tracegrad.compose.run.settings import RunSettings
-from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.history.where import terms_of
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
@@ -35,30 +31,7 @@ from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
 from tracegrad.streams.config import SelectConfig
-from tracegrad.trainer.config import AlgorithmConfig
 from tracegrad.trainer.history.config import ReplayConfig
-
-SETTINGS = RunSettings(
-    run="test",
-    algorithm=AlgorithmConfig(recipe="rloo_batch"),
-    select=SelectConfig(capture_all=True, train=True),
-    feedback=FeedbackConfig(wait_s=60.0),
-)
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceRun, dict[str, MemoryLog]]:
-    """A run `test` with three groups in a folder; the logs of runs by name."""
-    run_dir = prepare_run(SETTINGS, tmp_path / "test")
-    source = SourceRun(Wiring(run_dir).stream_rules())
-    for number in range(3):
-        key = f"{number:x}e" * 16
-        rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
-        calls = conversation((f"a{number}", True), key=key, versions=(sampled_by(3, run=run_dir.record.hash),))
-        source.live([*calls, rating], Random(number), pause_s=1.0)
-    logs = {"test": source.past()}
-    hold_in_memory(logs, monkeypatch)
-    return source, logs
 
 
 def replayed(tmp_path: Path, asked: Mapping[str, Any] | None = None, **changes: Any) -> tuple[int, Told]:

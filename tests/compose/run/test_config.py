@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.compose.run.config_files import GOOD, write
+from tests.compose.run.config_files import folder as folder
 from tracegrad.compose.cli.run import variables
 from tracegrad.compose.run.load import load
 from tracegrad.compose.run.pipeline import prepare_run
@@ -19,35 +21,6 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.streams.config import ServiceConfig
 
 ROOT = Path(__file__).parents[3]
-GOOD = """
-run = "mine"
-[agent]
-callable = "agent.py:solve"
-[tasks]
-file = "tasks.jsonl"
-[reward]
-grader = "grade.py:grade"
-[policy]
-model = "policy"
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder in which GOOD is valid."""
-    (tmp_path / "agent.py").write_text("def solve(task): ...\n")
-    (tmp_path / "grade.py").write_text("async def grade(task, output, attempt): ...\n")
-    (tmp_path / "tasks.jsonl").touch()
-    (tmp_path / "policy").mkdir()
-    (tmp_path / "policy" / "config.json").write_text("{}")
-    return tmp_path
-
-
-def write(folder: Path, text: str) -> Path:
-    """The TOML file with this text."""
-    path = folder / "tracegrad.toml"
-    path.write_text(text)
-    return path
 
 
 def test_paths_are_relative_to_the_file(folder: Path) -> None:

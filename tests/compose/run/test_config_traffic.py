@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.run.test_config import GOOD, folder, write
+from tests.compose.run.config_files import GOOD, folder, write
 from tracegrad.compose.run.load import load
 from tracegrad.schemas.errors import ConfigurationError
 

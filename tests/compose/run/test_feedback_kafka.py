@@ -20,6 +20,7 @@ from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 
+from tests.compose.run.rated_traffic import FILE, POLICY, TRAINING, asked, episodes, receipt, steps_of
 from tests.compose.run.running import RunningUp
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.runner.rig import running_engine
@@ -29,30 +30,11 @@ from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.client.feedback import REWARD_TOKEN, REWARDS_URL, send_feedback
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import REWARDS
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.topics import Topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.e2e, pytest.mark.timeout(300)]
 
-POLICY = Path(__file__).parents[3] / "examples" / "calculator" / "policy"
-FILE = """
-run = "rated"
-policy.model = "{policy}"
-engine.url = "{engine}"
-kafka.bootstrap_servers = "{broker}"
-kafka.topic_prefix = "{prefix}"
-streams.idle_s = {idle_s}
-feedback.names.thumb = {{ low = 0.0, high = 1.0 }}
-"""
-TRAINING = """
-select.train = true
-feedback.wait_s = 20.0
-algorithm.recipe = "rloo_batch"
-trainer.steps = 2
-trainer.groups_per_step = 4
-"""
 NUM_RATINGS = 200
 
 
@@ -173,36 +155,3 @@ def export_evaluation(answer: str, uid: str, value: float) -> None:
     attributes |= {"gen_ai.evaluation.name": "thumb", "gen_ai.evaluation.score.value": value}
     provider.get_logger("judge").emit(LogRecord(event_name="gen_ai.evaluation.result", attributes={**attributes}))
     provider.shutdown()
-
-
-def receipt(url: str, token: str, key: str) -> str:
-    """What the gateway says became of a piece."""
-    request = urllib.request.Request(f"{url}/v1/rewards/{key}", headers={"authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10) as response:
-        (piece,) = json.load(response)["pieces"]
-    return str(piece["state"])
-
-
-def steps_of(wiring: Wiring, broker: str) -> list[TrainingStep]:
-    """What the trainer did."""
-    records = read_to_end(KafkaLog(broker), wiring.topics.name(Topic.TRAINING_STEPS))
-    decoded = (TRAINING_STEPS.decode(record.value) for record in records)
-    return [step for step in decoded if isinstance(step, TrainingStep)]
-
-
-def asked(url: str) -> str | None:
-    """The id of an answer; None while the gateway is not there."""
-    body = {"model": "policy", "messages": [{"role": "user", "content": "what is 12 plus 30?"}]}
-    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return str(json.load(response)["id"])
-    except OSError:
-        return None
-
-
-def episodes(wiring: Wiring, broker: str) -> list[Episode]:
-    """Those that have closed."""
-    return [
-        EPISODES.decode(record.value) for record in read_to_end(KafkaLog(broker), wiring.topics.name(Topic.EPISODES))
-    ]

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.compose.run.rated_traffic import FILE, POLICY, TRAINING, asked, episodes, receipt, steps_of
 from tests.compose.run.running import RunningUp
-from tests.compose.run.test_feedback_kafka import FILE, POLICY, TRAINING, asked, episodes, receipt, steps_of
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.runner.rig import running_engine
 from tests.serving import until

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.run.test_supervisor import FOREVER, eventually, gone, meanwhile, shell
+from tests.compose.run.children import FOREVER, eventually, gone, meanwhile, shell
 from tracegrad.compose.run.process import ProcessSpec
 from tracegrad.compose.run.supervisor import OutcomeKind, Supervisor
 

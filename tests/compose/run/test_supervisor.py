@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
+from tests.compose.run.children import FOREVER, QUICK, eventually, gone, meanwhile, shell
 from tracegrad.compose.engine.failed_start import FailedStart, read_failed_start
 from tracegrad.compose.run.process import ProcessSpec
 from tracegrad.compose.run.supervisor import Backoff, OutcomeKind, Supervisor
@@ -23,41 +20,6 @@ from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.process_status import ProcessState
 
 pytestmark = pytest.mark.slow
-
-FOREVER = "while :; do sleep 0.02; done"
-QUICK = Backoff(first_s=0.01, greatest_s=0.02, max_in_a_row=3)
-
-
-def shell(name: str, script: str, *, layer: int = 0, is_job: bool = False, stop_s: float = 5.0) -> ProcessSpec:
-    """A child that runs a script."""
-    return ProcessSpec(name=name, argv=("/bin/sh", "-c", script), layer=layer, is_job=is_job, stop_timeout_s=stop_s)
-
-
-def eventually(claim: Callable[[], bool], what: str) -> None:
-    """Waits, bounded, until the claim holds."""
-    until = time.monotonic() + 10
-    while not claim():
-        assert time.monotonic() < until, f"never: {what}"
-        time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def meanwhile(action: Callable[[], None]):  # type: ignore[no-untyped-def]
-    """Runs an action in another thread and hands on what it raised."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            action()
-        except BaseException as error:
-            raised.append(error)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield
-    thread.join(10)
-    assert not raised, raised
 
 
 def test_jobs_done_ends_the_run_and_stops_services(tmp_path: Path) -> None:
@@ -300,14 +262,6 @@ def test_an_error_of_ours_leaves_nothing_running(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no topics"):
         supervisor.run()
     assert supervisor.statuses()[0].state is ProcessState.STOPPED
-
-
-def gone(pid: int) -> bool:
-    """Whether no such process lives (a zombie does not)."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_no_orphan_when_the_supervisor_is_killed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.compose.run.test_supervisor import FOREVER, QUICK, shell
+from tests.compose.run.children import FOREVER, QUICK, shell
 from tracegrad.compose.run.supervisor import OutcomeKind, Supervisor
 from tracegrad.schemas.metrics import PROCESSES_RUNNING, Metrics
 

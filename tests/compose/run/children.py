@@ -1,0 +1,58 @@
+"""Shell scripts as supervised processes, and what is waited for meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+
+from tracegrad.compose.run.process import ProcessSpec
+from tracegrad.compose.run.supervisor import Backoff
+
+FOREVER = "while :; do sleep 0.02; done"
+QUICK = Backoff(first_s=0.01, greatest_s=0.02, max_in_a_row=3)
+
+
+def shell(name: str, script: str, *, layer: int = 0, is_job: bool = False, stop_s: float = 5.0) -> ProcessSpec:
+    """A child that runs a script."""
+    return ProcessSpec(name=name, argv=("/bin/sh", "-c", script), layer=layer, is_job=is_job, stop_timeout_s=stop_s)
+
+
+def eventually(claim: Callable[[], bool], what: str) -> None:
+    """Waits, bounded, until the claim holds."""
+    until = time.monotonic() + 10
+    while not claim():
+        assert time.monotonic() < until, f"never: {what}"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def meanwhile(action: Callable[[], None]):  # type: ignore[no-untyped-def]
+    """Runs an action in another thread and hands on what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            raised.append(error)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    thread.join(10)
+    assert not raised, raised
+
+
+def gone(pid: int) -> bool:
+    """Whether no such process lives (a zombie does not)."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
