@@ -29,7 +29,7 @@ from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.failed_start import explain
 from tracegrad.compose.engine.server import engine_argv, engine_environment, probe
 from tracegrad.compose.loopback import answers
-from tracegrad.consumers.engine.engine_control import EngineControl
+from tracegrad.consumers.engine.engine_control import VllmControl
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.store.durable import describe_files
@@ -58,7 +58,7 @@ class RunningEngine:
         )
         self.url = f"http://127.0.0.1:{self.handles.port}"
         self.client = httpx.Client(base_url=self.url, timeout=120.0, headers=bearer(ENGINE_TOKEN))
-        self.control = EngineControl(self.client)
+        self.control = VllmControl(self.client)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

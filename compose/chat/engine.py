@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from tracegrad.consumers.engine.engine_control import EngineControl
+from tracegrad.consumers.engine.engine_control import VllmControl
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.records.versions import Version, parse_label
@@ -133,7 +133,7 @@ class ChatEngine:
             next_offset=0,
         )
         with httpx.Client(base_url=self.url, headers=bearer(self.token), trust_env=False) as client:
-            control = EngineControl(client)
+            control = VllmControl(client)
             control.load(manifest, folder)
             control.resume()
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Speaks to one engine's development routes: which weights it serves, whether it is paused, and how to change both.
+"""What weight sync asks of an engine, a protocol; and vLLM's, by its development routes.
 
 In: a VersionManifest. Out: the engine holds it under its label, still paused. Errors: UnavailableError when the engine
 is away, dead or too slow (its state is then unknown: look again); RecordError (reason `load_failed`) when it lives and
@@ -8,16 +8,16 @@ refused the version (its weights may then be a mixture: it must stay paused unti
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import msgspec
 
 from tracegrad.schemas.beat import WITHIN_S, waiting
 from tracegrad.schemas.errors import RecordError, UnavailableError
-from tracegrad.schemas.records.weights import VersionManifest
+from tracegrad.schemas.records.weights import VersionManifest, WeightKind
 
-__all__ = ["EngineControl", "EngineStatus"]
+__all__ = ["EngineControl", "EngineStatus", "VllmControl"]
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 """For a question, or a pause (which waits for the engine's present step)."""
@@ -33,18 +33,36 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool
 
 
-class EngineControl:
-    """One engine. Blocking; one caller at a time.
+class EngineControl(Protocol):
+    """Which weights one engine serves, whether it is paused, and how to change both. Blocking; one caller at a time."""
+
+    @property
+    def kinds(self) -> frozenset[WeightKind]:
+        """Of versions, those that it loads."""
+
+    def status(self) -> EngineStatus:
+        """Label and pause, from the engine's own core."""
+
+    def load(self, manifest: VersionManifest, folder: str) -> None:
+        """Pauses (requests in flight are kept and go on later), loads, labels. The engine stays paused."""
+
+    def resume(self) -> None:
+        """Lets requests go on."""
+
+
+class VllmControl:
+    """The control of a vLLM server that has `vllm_plugin.py`; methods as `EngineControl`'s.
 
     Args:
         client: an HTTP client whose base URL is the engine's; owned by the caller.
     """
 
+    kinds: frozenset[WeightKind] = frozenset({"full"})
+
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     def status(self) -> EngineStatus:
-        """Label and pause, from the engine's own core."""
         try:
             return EngineStatus(
                 label=self._request("GET", "/weight_info").json()["weight_version"],
@@ -54,7 +72,6 @@ class EngineControl:
             raise UnavailableError(f"expected weight_info and is_paused of a vLLM server, got {error!r}") from error
 
     def load(self, manifest: VersionManifest, folder: str) -> None:
-        """Pauses (requests in flight are kept and go on later), loads, labels. The engine stays paused."""
         self._request("POST", "/pause", params={"mode": "keep", "clear_cache": "true"})
         names = [file.name for file in manifest.files if file.name.endswith(".safetensors")]
         call = {"method": "load_version", "args": [folder, names]}
@@ -67,7 +84,6 @@ class EngineControl:
         self._request("POST", "/reset_prefix_cache")
 
     def resume(self) -> None:
-        """Lets requests go on."""
         self._request("POST", "/resume")
 
     def _request(self, method: str, path: str, *, is_load: bool = False, **content: Any) -> httpx.Response:

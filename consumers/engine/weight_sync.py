@@ -56,25 +56,11 @@ from tracegrad.schemas.records.weights import (
 )
 from tracegrad.schemas.topics import Topic, Topics
 
-from .engine_control import EngineControl, EngineStatus
+from .engine_control import EngineControl, EngineStatus, VllmControl
 from .load import EngineLoad
 
-__all__ = [
-    "POLL_S",
-    "REFUSED_PATIENCE_S",
-    "RETRY_REFUSED_S",
-    "WeightSync",
-    "WeightSyncHandles",
-    "run",
-    "verify_version",
-]
+__all__ = ["WeightSync", "WeightSyncHandles", "run", "verify_version"]
 
-RETRY_REFUSED_S = 30.0
-"""A refused version is looked at again after this, in case its storage was only slow."""
-REFUSED_PATIENCE_S = 1800.0
-"""The newest version, refused for so long with none after it, is one that the run waits for, and would for ever."""
-POLL_S = 1.0
-"""How often the engine's label is looked at; a new record is acted on at once."""
 _TOLD_CHARS = 500
 """Of a manifest's own words in an error: it may be of megabytes."""
 _logger = logging.getLogger(__name__)
@@ -107,6 +93,10 @@ class WeightSync:
     metrics: Metrics
     clock: Callable[[], float] = time.monotonic
     """For the retry of refused versions."""
+    retry_refused_s: float = 30.0
+    """A refused version is looked at again after this, in case its storage was only slow."""
+    refused_patience_s: float = 1800.0
+    """The newest version, refused for so long with none after it, is one that the run waits for, and would for ever."""
 
     def __post_init__(self) -> None:
         self._lineage = Lineage(self.handles.policy)
@@ -156,6 +146,13 @@ class WeightSync:
         self._say_stuck(status, candidates[0])
 
     def _load(self, manifest: VersionManifest) -> None:
+        if manifest.kind not in self.control.kinds:
+            raise RecordError(
+                f"expected a version of kind {' or '.join(sorted(self.control.kinds))}, which the engine loads, got "
+                f"{manifest.kind!r}, version {manifest.label}: have its trainer publish one that the engine loads, or "
+                "start an engine that loads this one",
+                reason="kind",
+            )
         folder = verify_version(manifest, self.handles.weight_root)
         started = time.monotonic()
         self.control.load(manifest, str(folder))
@@ -175,13 +172,14 @@ class WeightSync:
 
     def _refuse(self, manifest: VersionManifest, error: RecordError, *, is_newest: bool) -> None:
         now = self.clock()
-        if is_newest and now - self._refused_since.setdefault(manifest.label, now) > REFUSED_PATIENCE_S:
+        if is_newest and now - self._refused_since.setdefault(manifest.label, now) > self.refused_patience_s:
+            mend = "Mend the disk and start the run again: its trainer publishes anew what is damaged"
+            remedy = "Then start the run again" if error.reason == "kind" else mend
             raise ConfigurationError(
                 f"expected the newest version of policy {manifest.policy!r} to be sound, got {manifest.label} refused "
-                f"({error.reason}) for {REFUSED_PATIENCE_S:g} s and none after it: {error}. Mend the disk and start "
-                "the run again: its trainer publishes anew what is damaged"
+                f"({error.reason}) for {self.refused_patience_s:g} s and none after it: {error}. {remedy}"
             ) from error
-        self._refused_until[manifest.label] = now + RETRY_REFUSED_S
+        self._refused_until[manifest.label] = now + self.retry_refused_s
         self.metrics.add(VERSIONS_REFUSED, error.reason)
         _logger.error("version %s of policy %s is not served: %s", manifest.label, manifest.policy, error)
 
@@ -190,7 +188,7 @@ class WeightSync:
             self._was_stuck = True
             engine = f"engine {self.handles.engine_id} (label {status.label}, paused {status.is_paused})"
             told = "%s: no version up to %s can be served; trying again every %g s"
-            _logger.error(told, engine, newest.label, RETRY_REFUSED_S)
+            _logger.error(told, engine, newest.label, self.retry_refused_s)
 
     def _acknowledge(self, manifest: VersionManifest) -> None:
         if manifest.label == self._acknowledged:
@@ -221,11 +219,9 @@ def verify_version(manifest: VersionManifest, weight_root: str) -> Path:
     Blocks for as long as hashing takes (about a second per gigabyte); call it before the engine is paused.
 
     Raises:
-        RecordError: it must not be served; the message says which file, expected and got, the reason is `kind`, `uri`,
+        RecordError: it must not be served; the message says which file, expected and got, the reason is `uri`,
             `missing`, `files`, `size`, `sha256` or `unreadable`.
     """
-    if manifest.kind != "full":
-        raise RecordError(f"expected kind 'full', got {manifest.kind!r}, version {manifest.label}", reason="kind")
     if not any(file.name.endswith(".safetensors") for file in manifest.files):
         raise RecordError(f"expected safetensors files, got none, version {manifest.label}", reason="files")
     root = Path(os.path.realpath(weight_root))
@@ -261,28 +257,42 @@ def _verify_file(folder: Path, file: WeightFile) -> None:
         raise RecordError(f"expected sha256 {file.sha256[:16]}..., got {sha256[:16]}..., in {path}", reason="sha256")
 
 
-def run(handles: WeightSyncHandles, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
+def run(
+    handles: WeightSyncHandles,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    metrics: Metrics,
+    poll_s: float = 1.0,
+) -> None:
     """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing, the
     newest version cannot be served)."""
     with httpx.Client(base_url=handles.engine_url.rstrip("/"), headers=bearer(handles.engine_token)) as client:
         writer, load = log.writer(), EngineLoad(client, metrics)
-        sync = WeightSync(handles=handles, control=EngineControl(client), writer=writer, topics=topics, metrics=metrics)
+        sync = WeightSync(handles=handles, control=VllmControl(client), writer=writer, topics=topics, metrics=metrics)
         try:
-            follow_weights(sync, topics=topics, log=log, stop=stop, look=load.look)
+            follow_weights(sync, topics=topics, log=log, stop=stop, look=load.look, poll_s=poll_s)
         finally:
             _close(writer)
             _logger.info("weight sync of engine %s ends: %s", handles.engine_id, metrics.snapshot())
 
 
 def follow_weights(
-    sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event, look: Callable[[], None] = lambda: None
+    sync: WeightSync,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    look: Callable[[], None] = lambda: None,
+    poll_s: float = 1.0,
 ) -> None:
     """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded. `look` is
     called after each.
 
-    An engine that is away needs no pauses of its own: it is looked at again after `POLL_S` or at the next record.
+    An engine that is away needs no pauses of its own: it is looked at again after `poll_s` or at the next record.
     """
-    with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=POLL_S, stop=stop)) as chunks:
+    with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=poll_s, stop=stop)) as chunks:
         was_away = False
         for chunk in chunks:
             beat()

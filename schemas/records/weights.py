@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from functools import partial
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, Literal
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,7 @@ __all__ = [
     "VersionManifest",
     "WeightAck",
     "WeightFile",
+    "WeightKind",
     "digest",
     "folder_of",
 ]
@@ -41,6 +42,11 @@ _PIECE_BYTES = 16 * 1024 * 1024
 _Run = Annotated[RunHash, Meta(pattern=r"^[0-9a-f]{8}$")]
 _Epoch = Annotated[int, Meta(ge=0, lt=10**9)]
 """What a label can hold (`versions.parse_label`): a greater claim would leave no epoch for any trainer after it."""
+
+
+WeightKind = Literal["full", "lora", "sharded"]
+"""What a version's folder holds: `full`, a model that transformers and vLLM open; `lora`, adapters over the base model;
+`sharded`, a file of each of the processes that trained it."""
 
 
 class EpochClaim(msgspec.Struct, frozen=True, kw_only=True, tag="epoch_claim"):
@@ -90,7 +96,7 @@ class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
     """The number of the version that it was trained from; of a rollback, of the one whose content it has. A number
     suffices: of the versions before it on the partition, one survives with that number (`Lineage`)."""
     kind: str
-    """`full` (a folder that transformers and vLLM open) or `lora`."""
+    """A `WeightKind`; a reader shows a word that it does not know as it is, and weight sync refuses it."""
     uri: str
     """Absolute path at which the folder was written; `folder_of` finds one that was moved with its run."""
     files: tuple[WeightFile, ...]

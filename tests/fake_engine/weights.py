@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from tests.versions import label, manifest
-from tracegrad.consumers.engine.engine_control import EngineControl
+from tracegrad.consumers.engine.engine_control import VllmControl
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.store.durable import describe_files
 
@@ -62,9 +62,9 @@ class FakeWeights:
         # verify=False saves the loading of certificates, 20 ms a client.
         return httpx.Client(base_url="http://engine", transport=httpx.MockTransport(self._handle), verify=False)
 
-    def control(self) -> EngineControl:
+    def control(self) -> VllmControl:
         """What weight sync uses."""
-        return EngineControl(self.client())
+        return VllmControl(self.client())
 
     def _handle(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path

@@ -100,11 +100,6 @@ def directory_as_file(manifest: VersionManifest, outside: Path) -> VersionManife
     return change(manifest, files=(*manifest.files, WeightFile(name="sub", bytes=0, sha256="")))
 
 
-def lora(manifest: VersionManifest, outside: Path) -> VersionManifest:
-    """A kind that this engine does not load."""
-    return change(manifest, kind="lora")
-
-
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
@@ -121,7 +116,6 @@ def lora(manifest: VersionManifest, outside: Path) -> VersionManifest:
         (file_upwards, "files"),
         (no_files, "files"),
         (directory_as_file, "missing"),
-        (lora, "kind"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

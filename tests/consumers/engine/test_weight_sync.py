@@ -15,7 +15,6 @@ from tests.fake_engine.weights import write_version
 from tests.serving import Background
 from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.consumers.engine import weight_sync
-from tracegrad.consumers.engine.weight_sync import REFUSED_PATIENCE_S, RETRY_REFUSED_S
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.metrics import RECORDS_REFUSED, VERSIONS_REFUSED, VERSIONS_SKIPPED, Metrics
 from tracegrad.schemas.records.weights import RollbackRequest
@@ -163,10 +162,10 @@ def test_a_newest_version_that_stays_damaged_ends_the_wait_with_the_remedy(bench
     bench.look()
     if num_sound:
         bench.put(write_version(bench.root, 2))
-    for _ in range(int(REFUSED_PATIENCE_S / RETRY_REFUSED_S)):
-        bench.now += RETRY_REFUSED_S
+    for _ in range(int(bench.sync.refused_patience_s / bench.sync.retry_refused_s)):
+        bench.now += bench.sync.retry_refused_s
         bench.look()
-    bench.now += RETRY_REFUSED_S
+    bench.now += bench.sync.retry_refused_s
     with contextlib.ExitStack() as raises:
         if not num_sound:
             raises.enter_context(pytest.raises(ConfigurationError, match=f"{damaged.label} refused .*start the run"))
@@ -189,7 +188,26 @@ def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplo
     assert bench.sync.metrics.value(VERSIONS_REFUSED, "size") == 1
     assert f"version {label(2)} of policy policy is not served" in caplog.text
     file.write_text(label(2))
-    bench.now += RETRY_REFUSED_S + 1
+    bench.now += bench.sync.retry_refused_s + 1
+    bench.look()
+    assert bench.acks() == [label(1), label(2)]
+
+
+@pytest.mark.parametrize("kind", ["lora", "sharded", "of tomorrow"])
+def test_a_kind_that_the_engine_does_not_load_is_refused_counted_and_never_loaded(
+    kind: str, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what to do; the engine goes on with what it serves, and one that loads the kind is given it."""
+    bench.put(write_version(bench.root, 1))
+    bench.look()
+    bench.put(msgspec.structs.replace(write_version(bench.root, 2), kind=kind))
+    bench.look()
+    assert (bench.engine.label, bench.engine.num_loads, bench.engine.is_paused) == (label(1), 1, False)
+    assert bench.sync.metrics.value(VERSIONS_REFUSED, "kind") == 1
+    assert f"kind full, which the engine loads, got {kind!r}" in caplog.text and "start an engine" in caplog.text
+    bench.sync.control = able = bench.engine.control()
+    able.kinds = frozenset({"full", kind})  # type: ignore[arg-type]
+    bench.now += bench.sync.retry_refused_s + 1
     bench.look()
     assert bench.acks() == [label(1), label(2)]
 
@@ -215,7 +233,7 @@ def test_engine_stays_paused_while_no_version_can_be_served(bench: Bench, caplog
     bench.look()
     assert bench.engine.is_paused
     assert caplog.text.count("can be served") == 1
-    bench.now += RETRY_REFUSED_S + 1
+    bench.now += bench.sync.retry_refused_s + 1
     bench.look()
     assert (bench.engine.label, bench.engine.is_paused) == (label(1), False)
 
@@ -271,11 +289,12 @@ def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyP
     real_client = httpx.Client
     transport = bench.engine.client()._transport
     monkeypatch.setattr(httpx, "Client", lambda base_url, headers: real_client(base_url=base_url, transport=transport))
-    monkeypatch.setattr(weight_sync, "POLL_S", 0.001)
     bench.engine.down_for = 3
     bench.put(write_version(bench.root, 0), write_version(bench.root, 1))
     running = Background(
-        lambda stop: weight_sync.run(bench.handles, topics=TOPICS, log=bench.log, stop=stop, metrics=Metrics())
+        lambda stop: weight_sync.run(
+            bench.handles, topics=TOPICS, log=bench.log, stop=stop, metrics=Metrics(), poll_s=0.001
+        )
     )
     with running:
         _wait_for(bench, 1)
