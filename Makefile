@@ -1,18 +1,20 @@
-# The two commands of README, and what they are made of. Works from any folder: make -C PATH demo.
+# The commands of README, and what they are made of. Works from any folder: make -C PATH demo.
 # $(strip): a path may hold blanks, at which make's own functions on file names would cut it.
 ROOT := $(shell dirname "$$(realpath -s "$(strip $(MAKEFILE_LIST))")")/
 VENV ?= $(ROOT).venv
 PYTHON3 ?= $(shell command -v python3.11 || command -v python3)
 PYTHON := "$(VENV)/bin/python"
 ARGS ?=
+TIER ?=
+WITHIN ?= 7200
 CHAOS := tests/e2e/test_chaos_tier.py
 RUNS := tests/e2e tests/compose/history tests/compose/page tests/compose/run
 INSTALL = test -n "$(PYTHON3)" || { echo "tracegrad: expected python3 on PATH, got none; install Python 3.11" >&2; exit 2; }; \
 	"$(PYTHON3)" "$(ROOT)requirements/install.py"
 
-.PHONY: help demo test mutants suite runs env check fast lint types clean
+.PHONY: help demo test test-all owed tested mutants suite runs env check fast lint types clean
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' "$(ROOT)Makefile" | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' "$(ROOT)Makefile" | sed 's/:.*## /\t/' | expand -t 10
 
 env:  ## make the environment with the test tools
 	@$(INSTALL) test --venv "$(VENV)"
@@ -21,19 +23,29 @@ demo:  ## train the small agent and show it live; ARGS="--steps 10 --seed 1"
 	@$(INSTALL) demo --venv "$(VENV)"
 	@cd "$(ROOT)" && exec "$(VENV)/bin/tracegrad" demo $(ARGS)
 
-test: env lint  ## lint, types, all tests (real Kafka, Faust, vLLM, torch)
+test: env lint  ## lint, types, the tests of each change (real Kafka, Faust, vLLM, torch); ARGS="tests/streams -k join"
 	@"$(MAKE)" -f "$(ROOT)Makefile" --no-print-directory -j3 types suite $(if $(strip $(ARGS)),,runs)
+	@cd "$(ROOT)" && $(PYTHON) -m tests.tiers
+
+test-all: env lint  ## all tests: those of `make test`, and the second tier (tests/tiers.toml)
+	@"$(MAKE)" -f "$(ROOT)Makefile" --no-print-directory -j3 TIER=--all types suite runs
+
+owed: env  ## of the second tier what this tree owes, since all of it was green last
+	@cd "$(ROOT)" && $(PYTHON) -m tests.tiers --run --within $(WITHIN)
+
+tested:  ## write this commit as the one on which all tests were green last
+	@cd "$(ROOT)" && $(PYTHON) -m tests.tiers --tested
 
 mutants: env  ## bring old faults back, one at a time: does a test turn red (tests/mutants)
 	@cd "$(ROOT)" && $(PYTHON) -m tests.mutants.run $(ARGS)
 
 # Half of what tests of whole runs do is waiting for processes, so they run beside the others.
 suite:
-	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(if $(strip $(ARGS)),$(ARGS),--durations=20 $(addprefix --ignore=,$(RUNS)))
+	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(TIER) $(if $(strip $(ARGS)),$(ARGS),--durations=20 $(addprefix --ignore=,$(RUNS)))
 
 runs:
-	cd "$(ROOT)" && { $(PYTHON) -m pytest -m "" --durations=0 -rP $(CHAOS); chaos=$$?; \
-		$(PYTHON) -m pytest -m "" --durations=20 --ignore=$(CHAOS) $(RUNS) && exit $$chaos; }
+	cd "$(ROOT)" && { $(if $(TIER),$(PYTHON) -m pytest -m "" --durations=0 -rP $(CHAOS);) chaos=$$?; \
+		$(PYTHON) -m pytest -m "" $(TIER) --durations=20 --ignore=$(CHAOS) $(RUNS) && exit $$chaos; }
 
 fast: env  ## the tests without broker, engine or torch: seconds
 	cd "$(ROOT)" && $(PYTHON) -m pytest $(ARGS)

@@ -12,12 +12,18 @@ import hypothesis
 import pytest
 
 from tests.memory_log import MemoryLog
+from tests.tiers import ROOT, is_left_out
 from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topics
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make test` leaves the second tier out; what is named on the command line is run in any case."""
+    parser.addoption("--all", action="store_true", help="run the second tier too (tests/tiers.toml)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,12 +75,27 @@ def fresh_topics(kafka_log: KafkaLog) -> Topics:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Importing torch takes seconds: files that need it are not even opened when their tests are deselected."""
+    """The second tier. And importing torch takes seconds: files that need it are not even opened when their tests are
+    deselected."""
+    if not config.option.all and is_left_out(os.path.relpath(collection_path, ROOT), _named(config)):
+        return True
     if "not e2e" in config.option.markexpr and collection_path.name == "e2e":
         return True
     if "not torch" not in config.option.markexpr or collection_path.suffix != ".py":
         return None
     return True if 'importorskip("torch")' in collection_path.read_text(encoding="utf-8") else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Single tests of the second tier."""
+    left_out = [] if config.option.all else [item for item in items if is_left_out(item.nodeid, _named(config))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _named(config: pytest.Config) -> list[str]:
+    return [os.path.relpath(config.invocation_params.dir / name, ROOT) for name in config.args]
 
 
 @pytest.hookimpl(trylast=True)
