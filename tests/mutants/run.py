@@ -151,7 +151,7 @@ class Copy:
                 # Of a second's grain, and of equal size: compiled files would be taken for its own.
                 os.utime(path, (time.time(), time.time() - 1_000_000 + time.monotonic() % 900_000))
             command = [
-                self._root / ".venv/bin/python",
+                str(self._root / ".venv/bin/python"),
                 "-m",
                 "pytest",
                 "-q",
