@@ -34,7 +34,7 @@ from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.history.choose import Window, bounds_of
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.consumers.history.refold import Refold
-from tracegrad.consumers.history.replay import History, Progress, merged, replay
+from tracegrad.consumers.history.replay import History, ReplayProgress, merged, replay
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, GroupMadeOf, MadeOf, Positions
 from tracegrad.schemas.log.protocol import Headers, Log, Offsets, Position, Record, TopicPartition
@@ -254,7 +254,7 @@ def bare(log: Any, past: Past) -> tuple[int, int]:
     return num_records, num_spans
 
 
-def replayed(log: Any, past: Past, tell: Callable[[Progress], None]) -> Progress:
+def replayed(log: Any, past: Past, tell: Callable[[ReplayProgress], None]) -> ReplayProgress:
     """All of it, written to a sink."""
     recorded = read_recorded(log, past.topics, past.rules.runs)
     history = History(bounds=bounds_of(recorded, Window(), bounds_in(log, past), {}), recorded=recorded)
@@ -303,7 +303,7 @@ def _long(past: Past, copies: int) -> None:
     log = Repeated(past, copies)
     before, told = resident_mib(), list[tuple[int, float]]()
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: ReplayProgress) -> None:
         if progress.num_read * 10 // progress.num_records >= len(told):
             told.append((progress.num_read, resident_mib()))
 

@@ -34,7 +34,7 @@ __all__ = [
     "SpanRange",
     "cut",
     "read_facts",
-    "told_once",
+    "unique_names",
 ]
 
 SPAN_TOPICS = (Topic.OTLP_SPANS, Topic.OTLP_LOGS)
@@ -194,7 +194,7 @@ class EpisodeFacts(NamedTuple):
     keys: list[str]
     """Keys other than its id under which facts of it came: its conversation's, traces that were forwarded."""
 
-    def told(self, field: str) -> Sequence[str | float | None]:
+    def values_of(self, field: str) -> Sequence[str | float | None]:
         """The values of one of FIELDS that is not SETTLED."""
         if field in NAMES:
             return self.names[NAMES.index(field)]
@@ -277,6 +277,6 @@ def cut(text: str) -> str:
     return text[:MAX_WORD]
 
 
-def told_once(names: Iterable[str]) -> list[str]:
+def unique_names(names: Iterable[str]) -> list[str]:
     """As many as are kept, in order."""
     return sorted(set(map(cut, names)))[:_MAX_NAMES]

@@ -20,7 +20,7 @@ from .common import RUNS, JsonFlag, RunOption, RunsDirOption, echo, find_run, te
 from .replay_command import check_window, moment_ms
 
 if TYPE_CHECKING:
-    from tracegrad.consumers.index.build import Progress
+    from tracegrad.consumers.index.build import IndexProgress
     from tracegrad.consumers.index.lineage import Lineage
 
     from ..history.index import Indexed
@@ -113,7 +113,7 @@ def lineage(
 
 def _trace(index: Indexed, asked: str, kind: Kind | None) -> Lineage:
     from tracegrad.consumers.index import lineage as links
-    from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_feedback, with_origins
+    from tracegrad.consumers.index.origins import episodes_of_call, episodes_of_span, with_feedback, with_origins
 
     log, topics, connection = index.log, index.wiring.topics, index.connection
     assert log is not None
@@ -142,11 +142,11 @@ def _tell_unread(index: Indexed) -> None:
         echo(f"tracegrad: records that cannot be read are left out: {words}", is_error=True)
 
 
-def _teller() -> Callable[[Progress], None]:
+def _teller() -> Callable[[IndexProgress], None]:
     """Says on stderr how far the index is, where that takes long."""
     told_at: float | None = None
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: IndexProgress) -> None:
         nonlocal told_at
         now = time.monotonic()
         told_at = told_at or now

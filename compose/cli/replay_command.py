@@ -148,7 +148,7 @@ def replay(
 
 
 def _terms(where: str | None, mode: Mode | None) -> tuple[Term, ...]:
-    from tracegrad.consumers.history.where import terms_of
+    from tracegrad.consumers.history.selection import terms_of
 
     return terms_of(where, may_see_outcome=mode == "filter") if where else ()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracegrad.consumers.history.choose import chosen
 from tracegrad.consumers.history.read_recorded import read_recorded
+from tracegrad.consumers.history.selection import chosen
 from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, place_of

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tracegrad.consumers.index.build import INDEXED, Progress, catch_up
+from tracegrad.consumers.index.build import INDEXED, IndexProgress, catch_up
 from tracegrad.consumers.index.schema import open_index, read_mark, write_mark
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.topics import Topic
@@ -43,7 +43,7 @@ def indexed(
     run_dir: RunDir,
     *,
     needs_log: bool,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    tell: Callable[[IndexProgress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda why: None,
 ) -> Iterator[Indexed]:
     """The index of a run. Blocks until it is up to date; `say` hears what is waited for."""

@@ -21,7 +21,7 @@ import msgspec
 
 from tracegrad.consumers.history.changes import Changes
 from tracegrad.consumers.history.refold import Refold
-from tracegrad.consumers.history.replay import History, Progress, replay
+from tracegrad.consumers.history.replay import History, ReplayProgress, replay
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.metrics import (
@@ -244,7 +244,7 @@ def _fold(
             topics=topics,
             stop=stop,
             tell=lambda progress: _tell(show, progress, metrics),
-            look=changes.take if changes is not None else None,
+            look=changes.add_output if changes is not None else None,
         )
     _tell(show, done, metrics)
     _tell_problems(show, metrics)
@@ -258,7 +258,7 @@ def _fold(
     return INTERRUPTED
 
 
-def _tell(show: Show, progress: Progress, metrics: Metrics) -> None:
+def _tell(show: Show, progress: ReplayProgress, metrics: Metrics) -> None:
     """Raises ConfigurationError: as `check_function`."""
     show.progress("replay", msgspec.to_builtins(progress), progress.text)
     try:
@@ -268,7 +268,7 @@ def _tell(show: Show, progress: Progress, metrics: Metrics) -> None:
         raise
 
 
-def check_function(progress: Progress, metrics: Metrics) -> None:
+def check_function(progress: ReplayProgress, metrics: Metrics) -> None:
     """Raises ConfigurationError where the user's rule function has failed on every episode so far, and on enough."""
     num = progress.counts.get("episodes", 0)
     failed = {series: count for series, count in metrics.snapshot().items() if series.startswith(_FUNCTION_FAILED)}
@@ -287,7 +287,7 @@ def _tell_problems(show: Show, metrics: Metrics) -> None:
 
 
 def _tell_changes(show: Show, changes: Changes) -> None:
-    episodes, groups = changes.told()
+    episodes, groups = changes.totals()
     made = ", ".join(f"{changes.counts[what]} {what}" for what in ("spans", "calls", "tokens"))
     fields = {**changes.counts, "episodes": msgspec.to_builtins(episodes), "groups": msgspec.to_builtins(groups)}
     lines = [f"episodes: {episodes.text}", f"groups: {groups.text}", f"in the episodes: {made} sampled"]

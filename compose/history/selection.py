@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tracegrad.consumers.history.choose import Window, bounds_of, chosen
 from tracegrad.consumers.history.read_recorded import read_recorded
-from tracegrad.consumers.history.recorded import Recorded
+from tracegrad.consumers.history.recorded import RecordedEpisodes
 from tracegrad.consumers.history.replay import History
-from tracegrad.consumers.history.where import fitting
+from tracegrad.consumers.history.selection import Window, bounds_of, chosen, fitting
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 from tracegrad.schemas.topics import INPUTS, Stage
@@ -33,7 +32,7 @@ def select_history(request: ReplayRequest, source: Wiring) -> History:
     """What is to be read of the source. Blocks."""
     log, topics = source.log(is_history=True), source.topics
     # First: of a live source, what episodes were made of lies there before them.
-    found = Recorded() if request.reclose else read_recorded(log, topics, source.keys)
+    found = RecordedEpisodes() if request.reclose else read_recorded(log, topics, source.keys)
     window, kept = window_of(source, request.begin_ms, request.end_ms)
     if request.where and not found.episodes:
         raise ConfigurationError(
@@ -82,7 +81,7 @@ def _gone(kept: Mapping[TopicPartition, Offsets], began: Mapping[TopicPartition,
     return f"; retention has taken {', '.join(lost)}, which nothing brings back" if lost else ""
 
 
-def _tell_cut(recorded: Recorded, kept: Mapping[TopicPartition, Offsets]) -> None:
+def _tell_cut(recorded: RecordedEpisodes, kept: Mapping[TopicPartition, Offsets]) -> None:
     """A log that ends before what was made of it was cut, by hand or by a disk: nothing else says so."""
     for where, at in sorted(recorded.bounds.items()):
         end = kept.get(where, Offsets(0, 0)).end

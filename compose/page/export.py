@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracegrad.consumers.page.episodes.episode import see
+from tracegrad.consumers.page.episodes.episode import read_view
 from tracegrad.consumers.page.episodes.export import file_of
 from tracegrad.schemas.errors import ConfigurationError, RequestError
 
@@ -24,7 +24,7 @@ def export_episode(run_dir: RunDir, asked: str, file: Path) -> str:
         assert index.log is not None
         wiring = index.wiring
         try:
-            seen = see(
+            seen = read_view(
                 index.connection,
                 index.log,
                 wiring.topics,

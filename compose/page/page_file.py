@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from tracegrad.consumers.page.board import Board, TopicCount
-from tracegrad.consumers.page.reading import FOLDED, Reading
+from tracegrad.consumers.page.board_reader import FOLDED, BoardReader
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Offsets, Record
 from tracegrad.schemas.records.process_status import PROCESS_STATUS
@@ -61,7 +61,7 @@ def mark_of(run_dir: RunDir) -> str:
 
 
 def write_page_file(
-    run_dir: RunDir, board: Board, reading: Reading, *, timeout_s: float, stop: threading.Event | None = None
+    run_dir: RunDir, board: Board, reading: BoardReader, *, timeout_s: float, stop: threading.Event | None = None
 ) -> None:
     """Once all is folded that lies on the topics now; not later than `timeout_s`, nor once `stop` is set. Raises
     UnavailableError when the broker does not tell."""

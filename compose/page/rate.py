@@ -23,7 +23,6 @@ from ..run.wiring import Wiring
 
 __all__ = ["rater_at", "rater_of"]
 
-_PATIENCE_S = 5.0
 _TIMEOUT_S = 3.0
 _MAX_ANSWER_BYTES = 1024 * 1024
 _EXPECTED = "expected what became of it from the rewards gateway"
@@ -38,8 +37,8 @@ def rater_of(wiring: Wiring) -> Rater | None:
     return rater_at(url, wiring.feedback_token, config, is_trained_on=wiring.settings.select.train)
 
 
-def rater_at(url: str, token: str, config: FeedbackConfig, *, is_trained_on: bool) -> Rater:
-    """By the gateway at `url`; `token` is the run's reward token."""
+def rater_at(url: str, token: str, config: FeedbackConfig, *, is_trained_on: bool, patience_s: float = 5.0) -> Rater:
+    """By the gateway at `url`, which may be away for `patience_s`; `token` is the run's reward token."""
 
     def send(rating: Rating) -> None:
         try:
@@ -51,7 +50,7 @@ def rater_at(url: str, token: str, config: FeedbackConfig, *, is_trained_on: boo
                 idempotency_key=rating.key,
                 url=url,
                 token=token,
-                patience_s=_PATIENCE_S,
+                patience_s=patience_s,
             )
         except (ValueError, PermissionError) as error:
             raise RequestError(str(error), status=400) from error

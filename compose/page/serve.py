@@ -12,15 +12,15 @@ import logging
 import threading
 
 from tracegrad.consumers.page.app import make_app
-from tracegrad.consumers.page.board import About, Board, MetricsTarget, RunServices
-from tracegrad.consumers.page.reading import Reading
+from tracegrad.consumers.page.board import Board, MetricsTarget, RunInfo, RunServices
+from tracegrad.consumers.page.board_reader import BoardReader
 from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
 
 from ..metrics.endpoint import announced, scrape_line
 from ..run.session import run_state
 from ..run.wiring import Wiring
-from .broker import keep_broker
+from .page_broker import keep_broker
 from .page_file import read_page_file, restore_board, write_page_file
 from .rate import rater_of
 from .texts import explain_by, find_task_in, pieces_of
@@ -36,7 +36,7 @@ _GRACE_S = 1
 def board_of(wiring: Wiring, *, is_live: bool) -> Board:
     """What the views look at, empty; of a run that has ended without its log, whose broker is not there yet."""
     settings, replayed = wiring.settings, wiring.run_dir.replayed
-    about = About(
+    about = RunInfo(
         name=wiring.record.name,
         hash=wiring.record.hash,
         folder=str(wiring.run_dir.path),
@@ -78,7 +78,7 @@ def serve_live(wiring: Wiring, *, port: int, fd: int | None = None, stop: thread
     """Serves a run whose broker others keep until `stop` is set, and leaves what it has read for the next page. Blocks.
     Raises UnavailableError when the address is taken."""
     board, done = board_of(wiring, is_live=True), threading.Event()
-    reading = Reading(board, done, starts=wiring.run_dir.starts)
+    reading = BoardReader(board, done, starts=wiring.run_dir.starts)
     reading.start()
     try:
         _serve(board, wiring, port=port, fd=fd, stop=stop)

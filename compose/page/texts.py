@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from tracegrad.consumers.page.board import Worth
+from tracegrad.consumers.page.board import CallWorth
 from tracegrad.producers.tasks.dataset import read_tasks
 from tracegrad.schemas.errors import ConfigurationError, RequestError
 from tracegrad.schemas.records.episodes import Episode
@@ -59,14 +59,14 @@ def pieces_in(file: Path) -> Callable[[Sequence[int]], list[str]] | None:
     return pieces
 
 
-def explain_by(wiring: Wiring) -> Callable[[Episode, Sequence[Reward]], Mapping[str, Worth]]:
+def explain_by(wiring: Wiring) -> Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]]:
     """By the run's `[credit]` and `[air]`, and by what was said of a captured one behind its close."""
     credit, air = wiring.settings.credit, wiring.settings.air
 
-    def of(episode: Episode, said: Sequence[Reward]) -> dict[str, Worth]:
+    def of(episode: Episode, said: Sequence[Reward]) -> dict[str, CallWorth]:
         episode = rated_anew(episode, said) if said else episode
         return {
-            one.call_id: Worth(
+            one.call_id: CallWorth(
                 one.credit.return_, [(part.what, part.value, part.factor, part.why) for part in one.parts]
             )
             for one in explain(episode, credit, air)

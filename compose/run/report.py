@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from tracegrad.consumers.audit.account import Report, Unit, audit
+from tracegrad.consumers.audit.account import AccountLine, Report, audit
 from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.consumers.views.held_out import held_out_text
 from tracegrad.consumers.views.progress import last_steps
@@ -161,7 +161,7 @@ def _some(named: list[str], num: int) -> list[str]:
     return [f"  {text}" for text in named[:_NAMED]] + ([f"  ... and {num - _NAMED} more"] if num > _NAMED else [])
 
 
-def _unit_line(name: str, unit: Unit) -> str:
+def _unit_line(name: str, unit: AccountLine) -> str:
     terms = " + ".join(f"{count} {term}" for term, count in unit.terms.items())
     return f"{name:9} {unit.total} = {terms or '0'}"
 

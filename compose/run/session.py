@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from tracegrad.consumers.views.now import now_in
+from tracegrad.consumers.views.activity import activity_in
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, Lines, StepLines, TrafficLines
 from tracegrad.consumers.views.watch import Watcher, known_lag
@@ -303,7 +303,7 @@ def _step_lines(wiring: Wiring) -> StepLines:
     if wiring.run_dir.history is not None:
         return StepLines(on_alarm=settings.alarms.on, groups_per_step=groups_per_step)  # no stage works on it
     now = partial(
-        now_in,
+        activity_in,
         steps=settings.trainer.steps,
         groups_per_step=groups_per_step,
         concurrency=settings.agent.concurrency if settings.agent and not settings.only_holds_out else None,

@@ -24,7 +24,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from tracegrad.consumers.views.progress import Progress, next_lines, now_line, sampled_text
+from tracegrad.consumers.views.progress import RunProgress, next_lines, now_line, sampled_text
 from tracegrad.consumers.views.terminal import Event, StepLine
 from tracegrad.schemas.text import printable
 
@@ -131,7 +131,7 @@ class RichShow(Show):
         super().__init__(is_verbose=is_verbose)
         self._console = Console(highlight=False)
         self._is_ascii = not (self._console.encoding or "").lower().startswith("utf")
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
         self._begun_s = time.monotonic()
         self._doing = "starting"
         self._live = Live(get_renderable=self._look, console=self._console, refresh_per_second=_REFRESH, transient=True)
@@ -158,7 +158,7 @@ class RichShow(Show):
         return Text("\n".join(lines), style="cyan", no_wrap=True, overflow="crop")
 
     def begin(self, steps: int) -> None:
-        self._progress = Progress(steps)
+        self._progress = RunProgress(steps)
 
     def event(self, event: Event) -> None:
         if event.kind == _NOW:

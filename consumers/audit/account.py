@@ -26,16 +26,16 @@ from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from .evidence import MAX_NAMED, Evidence, SeenEpisode
-from .feedback import Piece
+from .evidence import MAX_NAMED, EpisodeEvidence, Evidence
+from .feedback import FeedbackPiece
 from .links import check_links
 from .read import gather
 from .versions import Look, check_versions
 
-__all__ = ["Report", "Unit", "audit", "feedback_terms"]
+__all__ = ["AccountLine", "Report", "audit", "feedback_terms"]
 
 
-class Unit(msgspec.Struct, kw_only=True):
+class AccountLine(msgspec.Struct, kw_only=True):
     """One line of the accounting, over distinct ids."""
 
     total: int = 0
@@ -47,10 +47,10 @@ class Report(msgspec.Struct, kw_only=True):
     """What the audit found."""
 
     run: RunHash
-    calls: Unit
-    episodes: Unit
-    groups: Unit
-    feedback: Unit
+    calls: AccountLine
+    episodes: AccountLine
+    groups: AccountLine
+    feedback: AccountLine
     refused_feedback: dict[str, int]
     """`forged`: on `rewards`, and no key vouches for it; else the field at fault -> pieces that the gateways refused
     since they started last, which are on no topic."""
@@ -123,12 +123,12 @@ def audit(
     )
 
 
-def _unit(terms: Mapping[str, str], missing: list[str], what: str) -> Unit:
+def _unit(terms: Mapping[str, str], missing: list[str], what: str) -> AccountLine:
     missing += [f"{what}: {id_}" for id_, term in terms.items() if term == "missing"]
-    return Unit(total=len(terms), terms=dict(sorted(Counter(terms.values()).items())))
+    return AccountLine(total=len(terms), terms=dict(sorted(Counter(terms.values()).items())))
 
 
-def _calls(seen: Evidence, missing: list[str]) -> Unit:
+def _calls(seen: Evidence, missing: list[str]) -> AccountLine:
     in_episodes = {call for episode in seen.episodes.values() for call in episode.calls}
     terms: dict[str, str] = dict.fromkeys(seen.foreign_calls, "not selected")
     for key, position in seen.raw.items():
@@ -177,10 +177,10 @@ def _disposition(seen: Evidence, episode: str, call: str) -> str | None:
     return min((end for end in ends if order <= end[0]), default=(0, None))[1]
 
 
-def _episodes(seen: Evidence, missing: list[str], *, trains_captured: bool) -> Unit:
+def _episodes(seen: Evidence, missing: list[str], *, trains_captured: bool) -> AccountLine:
     in_groups = {member.episode_id for _, group in seen.groups.values() for member in group.members}
     counted = {(id_, member.rollout_id) for id_, (_, group) in seen.groups.items() for member in group.members}
-    finals: dict[str, list[SeenEpisode]] = {}
+    finals: dict[str, list[EpisodeEvidence]] = {}
     for episode in seen.episodes.values():
         if episode.group is not None and episode.is_final and not episode.is_validation:
             finals.setdefault(episode.group, []).append(episode)
@@ -204,7 +204,7 @@ def _episodes(seen: Evidence, missing: list[str], *, trains_captured: bool) -> U
     return _unit(terms, missing, "episode in no group")
 
 
-def _term_of_captured(seen: Evidence, id_: str, episode: SeenEpisode) -> str:
+def _term_of_captured(seen: Evidence, id_: str, episode: EpisodeEvidence) -> str:
     """Of a run that trains on them."""
     if id_ in seen.groups:
         return "in groups"
@@ -216,13 +216,13 @@ def _term_of_captured(seen: Evidence, id_: str, episode: SeenEpisode) -> str:
     return "missing" if episode.is_rated else "unscored"
 
 
-def _is_open(seen: Evidence, finals: list[SeenEpisode]) -> bool:
+def _is_open(seen: Evidence, finals: list[EpisodeEvidence]) -> bool:
     return len({episode.rollout for episode in finals}) < finals[0].group_size or not all(
         seen.is_done(Stage.CREDIT, episode.position) for episode in finals
     )
 
 
-def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: list[str]) -> Unit:
+def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: list[str]) -> AccountLine:
     next_offset = steps[-1].next_offset if steps else 0
     consumed: dict[str, str] = {}
     for step in steps:
@@ -257,7 +257,7 @@ def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: lis
     return _unit(terms, missing, "group passed by and in no batch")
 
 
-def _feedback(seen: Evidence, missing: list[str], trains: bool, takes: bool) -> Unit:
+def _feedback(seen: Evidence, missing: list[str], trains: bool, takes: bool) -> AccountLine:
     terms = feedback_terms(seen, trains=trains) if takes else dict.fromkeys(seen.feedback.pieces, "ignored")
     if seen.expired & {Topic.REWARDS, Topic.EPISODE_EVENTS, Topic.EPISODE_SCORES}:
         terms = {id_: term for id_, term in terms.items() if term not in ("missing", "unknown")}
@@ -270,7 +270,7 @@ def feedback_terms(seen: Evidence, *, trains: bool) -> dict[str, str]:
     return {id_: _term_of_piece(seen, piece, trains=trains) for id_, piece in seen.feedback.pieces.items()}
 
 
-def _term_of_piece(seen: Evidence, piece: Piece, *, trains: bool) -> str:
+def _term_of_piece(seen: Evidence, piece: FeedbackPiece, *, trains: bool) -> str:
     if not piece.name:
         return "unknown"
     if piece.of_runner:

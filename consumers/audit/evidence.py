@@ -18,15 +18,15 @@ from tracegrad.schemas.records.transitions import GroupSummary
 from tracegrad.schemas.records.weights import Lineage, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic
 
-from .feedback import Feedback
+from .feedback import FeedbackAccount
 
-__all__ = ["MAX_NAMED", "Evidence", "SeenEpisode"]
+__all__ = ["MAX_NAMED", "EpisodeEvidence", "Evidence"]
 
 MAX_NAMED = 1_000
 """Missing ids, and unverified records, that a report names; the rest are counted."""
 
 
-class SeenEpisode(msgspec.Struct, kw_only=True):
+class EpisodeEvidence(msgspec.Struct, kw_only=True):
     """An episode as it lies on `episodes`."""
 
     position: Position
@@ -59,7 +59,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Episode id -> the call ids that its `calls_closed` names."""
     scores: set[str] = msgspec.field(default_factory=set)
     """Feedback that came behind its episode, by `reward_key`."""
-    feedback: Feedback = msgspec.field(default_factory=Feedback)
+    feedback: FeedbackAccount = msgspec.field(default_factory=FeedbackAccount)
     dead: set[Position] = msgspec.field(default_factory=set)
     """Origins of dead letters."""
     unseen_origins: dict[Position, bytes] = msgspec.field(default_factory=dict)
@@ -84,7 +84,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Key of a captured conversation -> the markers of its episodes."""
     markers: dict[str, str] = msgspec.field(default_factory=dict)
     """Episode id -> disposition."""
-    episodes: dict[str, SeenEpisode] = msgspec.field(default_factory=dict)
+    episodes: dict[str, EpisodeEvidence] = msgspec.field(default_factory=dict)
     differing: set[str] = msgspec.field(default_factory=set)
     """Ids emitted again with other bytes."""
     group_markers: set[str] = msgspec.field(default_factory=set)
@@ -129,7 +129,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     them."""
     num_unverified: int = 0
 
-    def take_fact(self, key: str, fact: Fact, batch: Facts) -> None:
+    def add_fact(self, key: str, fact: Fact, batch: Facts) -> None:
         """Notes where a fact belongs; one that was forwarded, where it went."""
         if isinstance(fact, CallFact):
             self.orders[fact.call.call_id] = (fact.call.key, fact.partition, fact.order)
@@ -138,7 +138,7 @@ class Evidence(msgspec.Struct, kw_only=True):
         if batch.forwarded_from is not None or key not in self.forwarded:
             self.facts[key] = batch.episode_id
 
-    def take_marker(self, marker: ClosedMarker) -> None:
+    def add_marker(self, marker: ClosedMarker) -> None:
         """Notes that an episode has closed."""
         self.markers[marker.id] = marker.disposition
         if marker.key is not None and marker.forwarded_to is None:

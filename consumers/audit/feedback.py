@@ -20,10 +20,10 @@ from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
 from tracegrad.schemas.topics import Stage
 
-__all__ = ["Feedback", "Piece"]
+__all__ = ["FeedbackAccount", "FeedbackPiece"]
 
 
-class Piece(msgspec.Struct, kw_only=True):
+class FeedbackPiece(msgspec.Struct, kw_only=True):
     """What is said under one key of one thing."""
 
     name: str = ""
@@ -38,16 +38,16 @@ class Piece(msgspec.Struct, kw_only=True):
     is_late: bool = False
 
 
-class Feedback(msgspec.Struct, kw_only=True):
+class FeedbackAccount(msgspec.Struct, kw_only=True):
     """Of one run."""
 
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, FeedbackPiece] = {}
     """By `piece_id`."""
     num_forged: int = 0
     refused_by: dict[tuple[str, str], int] = {}
     """(process, field at fault) -> pieces that it refused since it started last."""
 
-    def take(self, reward: Reward, stage: Stage, position: Position) -> None:
+    def add_reward(self, reward: Reward, stage: Stage, position: Position) -> None:
         """A record that holds a reward, which this stage reads."""
         if reward.source != FEEDBACK_SOURCE:
             return
@@ -70,7 +70,7 @@ class Feedback(msgspec.Struct, kw_only=True):
             else:
                 self._piece(id_).groups.add(marker.id)
 
-    def told(self, report: ProcessReport) -> None:
+    def add_report(self, report: ProcessReport) -> None:
         """What a process says of itself."""
         for name, num in report.counters.items():
             metric, _, field = name.rstrip("}").partition("{field=")
@@ -84,5 +84,5 @@ class Feedback(msgspec.Struct, kw_only=True):
         told = {field: sum(num for (_, of), num in self.refused_by.items() if of == field) for field in fields}
         return told | ({"forged": self.num_forged} if self.num_forged else {})
 
-    def _piece(self, id_: str) -> Piece:
-        return self.pieces.setdefault(id_, Piece())
+    def _piece(self, id_: str) -> FeedbackPiece:
+        return self.pieces.setdefault(id_, FeedbackPiece())

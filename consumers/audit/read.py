@@ -72,7 +72,7 @@ from tracegrad.schemas.records.weights import (
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
-from .evidence import Evidence, SeenEpisode
+from .evidence import EpisodeEvidence, Evidence
 from .fact_key import event_key, fact_key, reward_key
 
 __all__ = ["gather"]
@@ -141,7 +141,7 @@ def _patiently(ask: Callable[..., T], *args: str) -> T:
 
 def _status(seen: Evidence, record: Record, status: ProcessStatus) -> None:
     if isinstance(status, ProcessReport):
-        seen.feedback.told(status)
+        seen.feedback.add_report(status)
 
 
 def _step(seen: Evidence, record: Record, step: TrainingStep | GroupsGivenBack) -> None:
@@ -181,7 +181,7 @@ def _group_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
 
 def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
     _note_digest(seen, episode.episode_id, record)
-    first = SeenEpisode(
+    first = EpisodeEvidence(
         position=record.position,
         group=episode.group.id if episode.group else None,
         group_size=episode.group.size if episode.group else 0,
@@ -201,11 +201,11 @@ def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
 def _score(seen: Evidence, record: Record, score: Score | EmittedEpisode | Close) -> None:
     if isinstance(score, Score):
         seen.scores.add(reward_key(score.reward))
-        seen.feedback.take(score.reward, Stage.CREDIT, record.position)
+        seen.feedback.add_reward(score.reward, Stage.CREDIT, record.position)
 
 
 def _episode_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
-    seen.take_marker(marker)
+    seen.add_marker(marker)
     seen.feedback.close_episode(marker)
 
 
@@ -217,9 +217,9 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
     for fact in batch.facts:
         if isinstance(fact, LinkFact):
             continue
-        seen.take_fact(fact_key(fact), fact, batch)
+        seen.add_fact(fact_key(fact), fact, batch)
         if isinstance(fact, RewardFact):
-            seen.feedback.take(fact.reward, Stage.ASSEMBLE, record.position)
+            seen.feedback.add_reward(fact.reward, Stage.ASSEMBLE, record.position)
         if not isinstance(fact, SpanFact | LogFact):
             seen.spoken_of.add(batch.episode_id)
 
@@ -244,7 +244,7 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
 def _reward(seen: Evidence, record: Record, reward: Reward) -> None:
     if reward.conversation_key is not None or run_hash_of(reward.rollout_id) == seen.run:
         seen.raw[reward_key(reward)] = record.position
-        seen.feedback.take(reward, Stage.NORMALIZE, record.position)
+        seen.feedback.add_reward(reward, Stage.NORMALIZE, record.position)
 
 
 def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:

@@ -21,15 +21,15 @@ from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.transitions import decode_group, encode_group, group_id_of
 from tracegrad.schemas.topics import Topic, Topics
 
-from .recorded import Recorded
+from .recorded import RecordedEpisodes
 
-__all__ = ["Changed", "Changes"]
+__all__ = ["ChangeCounts", "Changes"]
 
 _TOLD = 5
 """Ids named of those that differ."""
 
 
-class Changed(msgspec.Struct, kw_only=True):
+class ChangeCounts(msgspec.Struct, kw_only=True):
     """Of episodes, or of groups."""
 
     equal: int = 0
@@ -59,10 +59,10 @@ class Changes:
         recorded: what is meant of it; with no episodes, all.
     """
 
-    def __init__(self, source: Log, topics: Topics, recorded: Recorded) -> None:
+    def __init__(self, source: Log, topics: Topics, recorded: RecordedEpisodes) -> None:
         self.counts: Counter[str] = Counter()
         """`spans`, `calls` and sampled `tokens` in the episodes made."""
-        self._told = {Topic.EPISODES: Changed(), Topic.TRANSITIONS: Changed()}
+        self._told = {Topic.EPISODES: ChangeCounts(), Topic.TRANSITIONS: ChangeCounts()}
         self._were: dict[tuple[Topic, str], tuple[int, bytes]] = {}
         """(revision, digest) of what was not made again yet."""
         self._found = {(Topic.EPISODES, one.id) for one in recorded.episodes}
@@ -79,7 +79,7 @@ class Changes:
         if (not self._found or (topic, id_) in self._found) and (known is None or known[0] < revision):
             self._were[topic, id_] = revision, _digest(topic, value)
 
-    def take(self, output: Output) -> None:
+    def add_output(self, output: Output) -> None:
         """One more record that was made."""
         if output.topic is Topic.EPISODES:
             episode = EPISODES.decode(output.value)
@@ -100,7 +100,7 @@ class Changes:
         if len(told.named) < _TOLD:
             told.named.append(id_)
 
-    def told(self) -> tuple[Changed, Changed]:
+    def totals(self) -> tuple[ChangeCounts, ChangeCounts]:
         """(episodes, groups), at the end."""
         for topic, told in self._told.items():
             told.gone = sum(one is topic for one, _ in self._were)

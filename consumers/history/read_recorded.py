@@ -1,8 +1,8 @@
 """What a source run wrote of its episodes and groups, read from the headers of its records; bodies are not looked at.
 
-In: the log, the source's topics. Out: `Recorded`. Invariant: an episode that was written twice, as by a killed worker,
-is one; of its records the one of the greatest revision counts, then the first. Failure: a record without such a header,
-of an earlier release, is left out and counted.
+In: the log, the source's topics. Out: `RecordedEpisodes`. Invariant: an episode that was written twice, as by a killed
+worker, is one; of its records the one of the greatest revision counts, then the first. Failure: a record without such a
+header, of an earlier release, is left out and counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
-from .recorded import Part, Recorded, RecordedEpisode
+from .recorded import RecordedEpisode, RecordedEpisodes, RecordRange
 
 __all__ = ["read_recorded"]
 
@@ -26,7 +26,7 @@ _RAW = frozenset(INPUTS[Stage.NORMALIZE])
 logger = logging.getLogger(__name__)
 
 
-def read_recorded(log: Log, topics: Topics, runs: Iterable[RunHash]) -> Recorded:
+def read_recorded(log: Log, topics: Topics, runs: Iterable[RunHash]) -> RecordedEpisodes:
     """All that there is now. Blocks. Raises UnavailableError; ConfigurationError where no record tells what it was made
     of.
 
@@ -53,12 +53,12 @@ def read_recorded(log: Log, topics: Topics, runs: Iterable[RunHash]) -> Recorded
         group = made_of(record.headers, GroupMadeOf) if record.partition == partition_of() else None
         if group is not None:
             groups.setdefault(group.group, group)
-    reading = _Reading(groups, topics, runs)
+    reading = _HeaderReader(groups, topics, runs)
     # One by one, so that of each there is either the header or what is made of it.
-    return Recorded((reading.recorded(episodes.pop(id_)) for id_ in [*episodes]), groups)
+    return RecordedEpisodes((reading.recorded(episodes.pop(id_)) for id_ in [*episodes]), groups)
 
 
-class _Reading:
+class _HeaderReader:
     """Words and places that many episodes share are held once."""
 
     def __init__(self, groups: Mapping[str, GroupMadeOf], topics: Topics, runs: Iterable[RunHash]) -> None:
@@ -88,13 +88,13 @@ class _Reading:
     def _one(self, key: str, made: MadeOf) -> str:
         return made.id if key == made.id else self._words.setdefault(key, key)
 
-    def _parts(self, positions: Positions, key: str) -> Iterator[Part]:
+    def _parts(self, positions: Positions, key: str) -> Iterator[RecordRange]:
         for at, ranges in positions.items():
             if at not in self._places:
                 self._places[at] = self._place(at)
             where = self._places[at]
             if where is not None:
-                yield from (Part(where, begin, end, key) for begin, end in ranges)
+                yield from (RecordRange(where, begin, end, key) for begin, end in ranges)
 
     def _place(self, at: str) -> TopicPartition | None:
         found = parse_place(at)

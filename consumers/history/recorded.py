@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from tracegrad.schemas.log.protocol import Offsets, Position, TopicPartition
 
-__all__ = ["Claim", "Part", "Recorded", "RecordedEpisode"]
+__all__ = ["Claim", "RecordRange", "RecordedEpisode", "RecordedEpisodes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RecordRange:
     """Neighbouring records of a partition, [begin, end), and whose facts of theirs are meant."""
 
     where: TopicPartition
@@ -52,9 +52,9 @@ class RecordedEpisode:
     closed_by: str
     group: str
     """The group that it belongs to, of a captured one its conversation: what is chosen is chosen whole."""
-    parts: tuple[Part, ...]
+    parts: tuple[RecordRange, ...]
     """Of what it was made; forgotten when it is known what of that is left."""
-    said: tuple[Part, ...] = ()
+    said: tuple[RecordRange, ...] = ()
     """Of a captured one that trained: the feedback that came behind its close and counted."""
     is_captured: bool = False
     is_member: bool = True
@@ -71,7 +71,7 @@ class RecordedEpisode:
         self.num_awaited = sum(part.end - part.begin for part in (*self.parts, *self.said))
 
 
-class Recorded:
+class RecordedEpisodes:
     """All episodes of the source that are to be folded again.
 
     Args:

@@ -32,7 +32,7 @@ from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, FEEDBACK
 from tracegrad.schemas.records.facts import Close, whose_facts
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from .recorded import Claim, Recorded, RecordedEpisode
+from .recorded import Claim, RecordedEpisode, RecordedEpisodes
 
 __all__ = ["MakeAgain", "RateAgain", "Refold"]
 
@@ -49,7 +49,7 @@ _ROUNDS = 20
 
 
 @dataclass
-class _Held:
+class _OpenEpisode:
     """Of an episode whose records have not all been read."""
 
     facts: list[Output] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Refold:
         make_again: MakeAgain,
         rate_again: RateAgain,
         topics: Topics,
-        recorded: Recorded,
+        recorded: RecordedEpisodes,
     ) -> None:
         self.counts: Counter[str] = Counter()
         """What was made: `episodes`, `groups`; `incomplete` episodes among them, `lost` ones of which nothing is left,
@@ -86,7 +86,7 @@ class Refold:
         self._rate_again = rate_again
         self._topics = topics
         self._recorded = recorded
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _OpenEpisode] = {}
         """Of episodes that are not whole yet."""
         self._order = _InOrder(recorded.order)
         self._num_left = Counter(episode.group for episode in recorded.episodes if episode.is_member)
@@ -109,7 +109,7 @@ class Refold:
                 outputs = [*self._order.pass_by(episode.id)] if episode.is_captured else []
                 assert not outputs  # nothing was made yet
 
-    def take(self, record: Record) -> Iterator[Output]:
+    def fold(self, record: Record) -> Iterator[Output]:
         """The next record of a raw topic; what it leads to."""
         if record.timestamp_ms - self._now_ms >= _TICK_MS:
             yield from self._let_pass(record.timestamp_ms)
@@ -152,8 +152,8 @@ class Refold:
                 if self._recorded.is_whole_with(claim.episode):
                     yield from self._make(claim.episode)
 
-    def _holder(self, number: int) -> _Held:
-        return self._held.setdefault(number, _Held())
+    def _holder(self, number: int) -> _OpenEpisode:
+        return self._held.setdefault(number, _OpenEpisode())
 
     def _hold(self, output: Output, here: Sequence[Claim]) -> None:
         """Facts go to the episode that they were in; to two, where a killed worker's came again when one had closed."""
@@ -166,7 +166,7 @@ class Refold:
         self.counts["unclaimed"] += not claims
 
     def _make(self, number: int) -> Iterator[Output]:
-        episode, held = self._recorded.episodes[number], self._held.pop(number, _Held())
+        episode, held = self._recorded.episodes[number], self._held.pop(number, _OpenEpisode())
         self.counts["incomplete"] += episode.num_missing > 0
         for output in self._make_again(episode.id, episode.key, episode.closed_by, held.facts):
             yield output

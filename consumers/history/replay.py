@@ -1,9 +1,9 @@
 """A source run's history becomes the `episodes` and `transitions` of a new run, on its own topics.
 
-In: the source's log up to its present end, the folds of the new run. Out: records, a `Progress` as they go. Invariants:
-what is written is a function of what was read, so a replay that was broken off goes on when it is called again: what
-lies there already, an episode or a group by its id, is made again and not written again. The source is only read.
-Failure: LogGapError, UnavailableError of the logs; a fold's own.
+In: the source's log up to its present end, the folds of the new run. Out: records, a `ReplayProgress` as they go.
+Invariants: what is written is a function of what was read, so a replay that was broken off goes on when it is called
+again: what lies there already, an episode or a group by its id, is made again and not written again. The source is only
+read. Failure: LogGapError, UnavailableError of the logs; a fold's own.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import Topic, Topics
 
-from .recorded import Recorded
+from .recorded import RecordedEpisodes
 from .refold import Refold
 
-__all__ = ["History", "Progress", "merged", "replay"]
+__all__ = ["History", "ReplayProgress", "merged", "replay"]
 
 _TELL_S = 1.0
 _RECORDS_A_READ = 500
@@ -39,7 +39,7 @@ _IN_FLIGHT = 500
 _WRITTEN = (Topic.EPISODES, Topic.TRANSITIONS, Topic.DEAD_LETTERS)
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a replay is. Example: Progress(num_read=12000, num_records=48000, seconds=2.1, counts={"episodes":
     310})."""
 
@@ -79,7 +79,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
     bounds: Mapping[TopicPartition, Offsets]
     """From where to where, in each partition."""
-    recorded: Recorded
+    recorded: RecordedEpisodes
     """By the source; without episodes, what is read is assembled anew."""
 
 
@@ -127,9 +127,9 @@ def replay(
     target: Log | None,
     topics: Topics,
     stop: threading.Event,
-    tell: Callable[[Progress], None],
+    tell: Callable[[ReplayProgress], None],
     look: Callable[[Output], None] | None = None,
-) -> Progress:
+) -> ReplayProgress:
     """Reads the history once, folds it, and writes what follows. Blocks until the end, or until `stop` is set.
 
     Args:
@@ -143,14 +143,14 @@ def replay(
     written = _Written(target, topics) if target is not None else None
     reading = _Reading(history.bounds)
 
-    def progress(*, is_whole: bool = False) -> Progress:
+    def progress(*, is_whole: bool = False) -> ReplayProgress:
         counts = refold.counts + (written.counts if written is not None else Counter())
         return reading.progress(counts, is_whole=is_whole)
 
     told = reading.started
     try:
         for record in merged(source, history.bounds, stop):
-            _write(written, refold.take(record), look)
+            _write(written, refold.fold(record), look)
             reading.pass_by(record)
             now = time.monotonic()
             if now - told >= _TELL_S:
@@ -182,9 +182,9 @@ class _Reading:
         self.num_read += record.offset + 1 - self._next[where]
         self._next[where] = record.offset + 1
 
-    def progress(self, counts: Mapping[str, int], *, is_whole: bool) -> Progress:
+    def progress(self, counts: Mapping[str, int], *, is_whole: bool) -> ReplayProgress:
         """Now."""
-        return Progress(
+        return ReplayProgress(
             num_read=self._num_records if is_whole else self.num_read,
             num_records=self._num_records,
             seconds=time.monotonic() - self.started,

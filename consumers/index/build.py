@@ -24,11 +24,11 @@ from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.topics import Topic, Topics
 
 from .file import empty, is_current, transaction
-from .fill import Fill
+from .fill import TableWriter
 from .schema import FORM
 from .settle import settle
 
-__all__ = ["INDEXED", "Progress", "catch_up"]
+__all__ = ["INDEXED", "IndexProgress", "catch_up"]
 
 INDEXED = (Topic.EPISODES, Topic.TRANSITIONS, Topic.TRAINING_STEPS, Topic.WEIGHTS, Topic.ADVANTAGES)
 _YOUNG = Topic.ADVANTAGES
@@ -41,7 +41,7 @@ _RECORDS, _HOLD_S = 50_000, 2.0
 records in each, nearly every page of it is written once a record."""
 
 
-class Progress(NamedTuple):
+class IndexProgress(NamedTuple):
     """How far it is."""
 
     num_read: int
@@ -55,7 +55,7 @@ def catch_up(
     policy: str,
     connection: sqlite3.Connection,
     *,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    tell: Callable[[IndexProgress], None] = lambda progress: None,
     patience_s: float = PATIENCE_S,
 ) -> None:
     """Reads what came since. Blocks. Raises UnavailableError.
@@ -113,11 +113,11 @@ def _read(
     names: Mapping[str, Topic],
     policy: str,
     connection: sqlite3.Connection,
-    tell: Callable[[Progress], None],
+    tell: Callable[[IndexProgress], None],
     patience_s: float,
 ) -> bool:
     """Reads to the end; False where another process moved the index meanwhile."""
-    fill = Fill(connection, policy)
+    fill = TableWriter(connection, policy)
     stood = _positions(connection)
     ids = [(name, log.topic_id(name)) for name in names]
     chunks = follow(
@@ -137,7 +137,7 @@ def _read(
                 rows = [(*where, at) for where, at in stood.items()]
                 connection.executemany("INSERT OR REPLACE INTO positions VALUES(?, ?, ?)", rows)
                 connection.executemany("INSERT OR REPLACE INTO topics VALUES(?, ?)", ids)
-            tell(Progress(sum(stood.values()), sum(chunk.ends.values())))
+            tell(IndexProgress(sum(stood.values()), sum(chunk.ends.values())))
             if chunk.is_caught_up:
                 return True
     return True
@@ -153,7 +153,9 @@ def _some(first: Chunk, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
             return
 
 
-def _take(fill: Fill, records: Sequence[Record], names: Mapping[str, Topic], connection: sqlite3.Connection) -> None:
+def _take(
+    fill: TableWriter, records: Sequence[Record], names: Mapping[str, Topic], connection: sqlite3.Connection
+) -> None:
     for record in records:
         try:
             fill.folds[names[record.topic]](record)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
-__all__ = ["Form", "connect", "empty", "is_current", "opened", "remove", "transaction"]
+__all__ = ["FileSchema", "connect", "empty", "is_current", "opened", "remove", "transaction"]
 
 _BUSY_S = 30.0
 """How long a transaction of another process is waited for; they are short."""
@@ -24,7 +24,7 @@ _LOOK_EVERY_S = 0.02
 _CACHE_KIB = 64 * 1024
 
 
-class Form(NamedTuple):
+class FileSchema(NamedTuple):
     """Of a file."""
 
     number: int
@@ -34,7 +34,7 @@ class Form(NamedTuple):
 
 
 @contextmanager
-def opened(path: Path, form: Form) -> Iterator[sqlite3.Connection]:
+def opened(path: Path, form: FileSchema) -> Iterator[sqlite3.Connection]:
     """A connection. Behind the first page damage shows itself to the question that comes upon it, perhaps amid an
     answer."""
     try:
@@ -49,7 +49,7 @@ def opened(path: Path, form: Form) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
-def connect(path: Path, form: Form) -> sqlite3.Connection:
+def connect(path: Path, form: FileSchema) -> sqlite3.Connection:
     """The same, for the caller to close."""
     for is_last in (False, True):
         try:
@@ -69,7 +69,7 @@ def connect(path: Path, form: Form) -> sqlite3.Connection:
     raise AssertionError("unreachable")
 
 
-def _prepare(connection: sqlite3.Connection, path: Path, form: Form) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path, form: FileSchema) -> None:
     path.chmod(0o600)  # before there is a word in it
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     _keep_a_wal(connection)
@@ -94,19 +94,19 @@ def _keep_a_wal(connection: sqlite3.Connection) -> None:
             time.sleep(_LOOK_EVERY_S)
 
 
-def is_current(connection: sqlite3.Connection, form: Form) -> bool:
+def is_current(connection: sqlite3.Connection, form: FileSchema) -> bool:
     """Whether the tables are of this form."""
     (number,) = connection.execute("PRAGMA user_version").fetchone()
     return bool(number == form.number)
 
 
-def empty(connection: sqlite3.Connection, form: Form) -> None:
+def empty(connection: sqlite3.Connection, form: FileSchema) -> None:
     """Makes all tables anew, without a row."""
     with transaction(connection):
         _make(connection, form)
 
 
-def _make(connection: sqlite3.Connection, form: Form) -> None:
+def _make(connection: sqlite3.Connection, form: FileSchema) -> None:
     # Virtual ones first: with them those go in which they keep their rows.
     named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     for kind in (" AND sql LIKE 'CREATE VIRTUAL%'", ""):

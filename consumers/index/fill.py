@@ -27,9 +27,9 @@ from tracegrad.schemas.records.transitions import summary_of
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, VersionManifest
 from tracegrad.schemas.topics import Topic
 
-from ..episode_facts import MAX_WORD, NAMES, NUMBERS, WORDS, cut, read_facts, told_once
+from ..episode_facts import MAX_WORD, NAMES, NUMBERS, WORDS, cut, read_facts, unique_names
 
-__all__ = ["Fill"]
+__all__ = ["TableWriter"]
 
 _KNOWN = 100_000
 """Words and groups whose numbers are kept in memory."""
@@ -60,7 +60,7 @@ class _Advantages(msgspec.Struct, frozen=True, kw_only=True, tag="advantages", g
 _ADVANTAGES: Codec[_Advantages] = Codec(_Advantages, released=("advantages/1",), wire="json")
 
 
-class Fill:
+class TableWriter:
     """Takes records; made anew by whoever rolled a transaction back, for it remembers numbers of rows."""
 
     def __init__(self, connection: sqlite3.Connection, policy: str) -> None:
@@ -102,7 +102,7 @@ class Fill:
         return known if known is not None else self._new_word(field, word, cut(word))
 
     def _names(self, field: str, names: tuple[str, ...]) -> int:
-        return self._new_word(field, names, json.dumps(told_once(names)))
+        return self._new_word(field, names, json.dumps(unique_names(names)))
 
     def _new_word(self, field: str, told: str | tuple[str, ...], kept: str) -> int:
         self._sql.execute("INSERT OR IGNORE INTO words(field, word) VALUES(?, ?)", (field, kept))

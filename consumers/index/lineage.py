@@ -1,7 +1,7 @@
 """What came of what, by the index alone: version <- step <- groups <- episodes, and the same forward.
 
 In: an index, what an id was taken for. Out: a Lineage: the records of the chain that it hangs on. Which calls and raw
-records an episode was made of stands on the log (read_back.py). Invariant: a version's content is that of its step, or
+records an episode was made of stands on the log (origins.py). Invariant: a version's content is that of its step, or
 of the version that it was rolled back to; only steps of the surviving lineage count. Failure: none; what is not there
 is left out.
 """

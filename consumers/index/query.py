@@ -20,7 +20,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Kind, Term
 
 from ..episode_facts import FIELDS
-from .indexes import indexed, make_for
+from .fact_indexes import indexed, make_for
 
 __all__ = ["KINDS", "Question", "condition_of", "count", "find", "unread"]
 

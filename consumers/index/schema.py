@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ..episode_facts import NAMES, NUMBERS, WORDS
-from .file import Form, opened
+from .file import FileSchema, opened
 
 __all__ = ["FORM", "open_index", "read_mark", "write_mark"]
 
@@ -52,7 +52,7 @@ CREATE INDEX groups_by_offset ON groups("offset") WHERE "offset" IS NOT NULL;
 """
 """`groups.offset`: on `transitions`; `advantages.offset`: on the topic of that name. `stands`: the step is of the
 surviving lineage."""
-FORM = Form(5, tuple(_TABLES.split(";")))
+FORM = FileSchema(5, tuple(_TABLES.split(";")))
 
 
 def open_index(path: Path) -> AbstractContextManager[sqlite3.Connection]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from tracegrad.schemas.records.training import surviving_steps
 
+from .fact_indexes import make_by_group, make_first
 from .file import transaction
-from .indexes import make_by_group, make_first
 
 __all__ = ["settle"]
 

@@ -31,18 +31,18 @@ from starlette.types import ASGIApp
 from tracegrad.schemas.errors import RequestError, TracegradError, UnavailableError
 
 from . import data, run, system
-from .board import Ask, Board
-from .episodes import episode, group, groups, learned
+from .board import Board, ViewQuery
+from .episodes import episode, group, group_list, learned
 from .episodes.rate import rate
 from .episodes.task import line_of, task_of
 from .guard import POSTED, Guard
-from .live import Live
+from .live import LiveViews
 from .render import STATIC, render
 from .view import View
 
 __all__ = ["VIEWS", "make_app"]
 
-VIEWS: tuple[View, ...] = (run.VIEW, learned.VIEW, groups.VIEW, system.VIEW, data.VIEW, group.VIEW, episode.VIEW)
+VIEWS: tuple[View, ...] = (run.VIEW, learned.VIEW, group_list.VIEW, system.VIEW, data.VIEW, group.VIEW, episode.VIEW)
 """In the order of the page's head."""
 _MAX_BODY, _MAX_FIELDS, _BODY_S = 16 * 1024, 10, 5.0
 _BY_NAME = {view.name: view for view in VIEWS}
@@ -73,7 +73,7 @@ class _Static(StaticFiles):
         return answer
 
 
-class _Drawn(NamedTuple):
+class _ViewHtml(NamedTuple):
     html: str
     status: int = 200
 
@@ -83,13 +83,13 @@ class _Page:
 
     def __init__(self, board: Board, stop: threading.Event) -> None:
         self._board = board
-        self._live = Live(board, lambda of: self._draw(of).html, stop)
+        self._live = LiveViews(board, lambda of: self._draw(of).html, stop)
 
     async def view(self, request: Request) -> Response:
         """A view: whole, or for htmx the part of it that changes."""
-        self._board.look()
+        self._board.note_look()
         of = _address(request)
-        view, _ = _asked(of)
+        view, _ = _view_asked_for(of)
         drawn = await asyncio.to_thread(self._draw, of)
         if "hx-request" in request.headers:
             return HTMLResponse(drawn.html, drawn.status)
@@ -109,8 +109,8 @@ class _Page:
 
     async def numbers(self, request: Request) -> Response:
         """A view's numbers."""
-        self._board.look()
-        view, ask = _asked(request.query_params.get("of", "/"))
+        self._board.note_look()
+        view, ask = _view_asked_for(request.query_params.get("of", "/"))
         if view is None or view.data is None:
             return PlainTextResponse("this view has no numbers\n", 404)
         try:
@@ -121,7 +121,7 @@ class _Page:
 
     async def task(self, request: Request) -> Response:
         """An episode's task, as a line of JSON."""
-        self._board.look()
+        self._board.note_look()
         id_ = request.path_params["id"]
         try:
             line = line_of(await asyncio.to_thread(task_of, self._board, id_))
@@ -149,29 +149,29 @@ class _Page:
         model = {"board": self._board, "views": VIEWS, "view": episode.VIEW, "part": part}
         return HTMLResponse(render("page.html", model), _status(error))
 
-    def _draw(self, of: str) -> _Drawn:
+    def _draw(self, of: str) -> _ViewHtml:
         """A view's part of the page."""
-        view, ask = _asked(of)
+        view, ask = _view_asked_for(of)
         try:
             if view is None:
                 raise RequestError("no such view; the links above lead to those that there are", status=404)
-            return _Drawn(self._part(view.template, {"of": of, **view.model(self._board, ask)}))
+            return _ViewHtml(self._part(view.template, {"of": of, **view.model(self._board, ask)}))
         except TracegradError as error:
             status = _status(error)
             # What is not there yet is asked for again by the page itself.
             told = {"error": str(error), "of": of if status == 503 else ""}
-            return _Drawn(self._part("error.html", told), status)
+            return _ViewHtml(self._part("error.html", told), status)
 
     def _part(self, template: str, model: dict[str, Any]) -> str:
         """Under why nothing new comes, which any view may wait for."""
         return render("part.html", {"template": template, "board": self._board, **model})
 
 
-def _asked(of: str) -> tuple[View | None, Ask]:
+def _view_asked_for(of: str) -> tuple[View | None, ViewQuery]:
     """By path and query."""
     path, _, query = of.partition("?")
     name, _, rest = unquote(path).removeprefix("/").partition("/")
-    return _BY_NAME.get(name) if name or not rest else None, Ask(rest, dict(parse_qsl(query)))
+    return _BY_NAME.get(name) if name or not rest else None, ViewQuery(rest, dict(parse_qsl(query)))
 
 
 def _address(request: Request) -> str:

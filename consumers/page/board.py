@@ -1,7 +1,7 @@
 """What the views look at: the run's fold, how its topics stand, and who looks.
 
-In: records and measurements, from the threads of `reading.py`. Out: a `Board` that views read under its lock, and a
-`revision` that moves when there is something new. Invariants: bounded, as `RunState` is; what a view takes long for
+In: records and measurements, from the threads of `board_reader.py`. Out: a `Board` that views read under its lock, and
+a `revision` that moves when there is something new. Invariants: bounded, as `RunState` is; what a view takes long for
 (the log, the index) it asks for without the lock. Failure: none; what a topic does not tell yet is empty.
 """
 
@@ -30,12 +30,22 @@ from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, Reward
 from tracegrad.schemas.records.tasks import Task
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from ..index.build import Progress
-from ..index.said import are_prompts_read, episodes_that_said, open_said, positions_of
+from ..index.build import IndexProgress
 from ..index.schema import open_index
+from ..index.text_search import are_prompts_read, episodes_that_said, open_said, positions_of
 from ..views.run_state import RunState
 
-__all__ = ["About", "Ask", "Board", "MetricsTarget", "Rater", "Rating", "RunServices", "TopicCount", "Worth"]
+__all__ = [
+    "Board",
+    "CallWorth",
+    "MetricsTarget",
+    "Rater",
+    "Rating",
+    "RunInfo",
+    "RunServices",
+    "TopicCount",
+    "ViewQuery",
+]
 
 _LOOKED_S = 10.0
 """So long after the last look the run counts as watched."""
@@ -44,7 +54,7 @@ _HELD_S = 30.0
 _RUNNING = 10_000
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What compose knows of the run."""
 
     name: str
@@ -66,7 +76,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the run whose history it trains on."""
 
 
-class Ask(NamedTuple):
+class ViewQuery(NamedTuple):
     """What a view is asked for: the rest of the path, and the query."""
 
     rest: str = ""
@@ -84,7 +94,7 @@ class TopicCount(NamedTuple):
     """Of each stage that reads it: records not committed yet."""
 
 
-class Worth(NamedTuple):
+class CallWorth(NamedTuple):
     """What a call is worth, and the parts whose sum that is."""
 
     return_: float
@@ -152,16 +162,16 @@ class Board:
     """Whether all that lay on the topics at first is folded."""
     trouble = ""
     """Why nothing new comes, for people."""
-    index_progress: Progress | None = None
+    index_progress: IndexProgress | None = None
     """How far the index is filled; None before it is."""
-    said_progress: Progress | None = None
+    said_progress: IndexProgress | None = None
     """How far what was said is read, since this page began; None before it is."""
     _asked_until: float | None = None
     _looked_at: float | None = None
 
     def __init__(
         self,
-        about: About,
+        about: RunInfo,
         topics: Topics,
         state: RunState,
         *,
@@ -169,7 +179,7 @@ class Board:
         raw: Log | None = None,
         refusal: Callable[[Topic, Record], str | None] = lambda topic, record: None,
         pieces: Callable[[Sequence[int]], list[str]] | None = None,
-        explain: Callable[[Episode, Sequence[Reward]], Mapping[str, Worth]] | None = None,
+        explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
         services: RunServices = _NO_SERVICES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -246,9 +256,9 @@ class Board:
         self._asked_until = None
         self.wanted.clear()
         self.said_wanted.clear()
-        self.say(trouble)
+        self.set_trouble(trouble)
 
-    def look(self) -> None:
+    def note_look(self) -> None:
         """Somebody looks now."""
         self._looked_at = self._clock()
 
@@ -262,7 +272,7 @@ class Board:
         with self.lock:
             self.revision += 1
 
-    def say(self, trouble: str) -> None:
+    def set_trouble(self, trouble: str) -> None:
         """Why nothing new comes; empty: it does again."""
         if trouble != self.trouble:
             self.trouble = trouble
@@ -300,7 +310,7 @@ class Board:
         if self.about.is_live or ends is None or any(at.get(number, 0) < kept.end for number, kept in ends.items()):
             return False
         num = sum(kept.end for kept in ends.values())
-        self.said_progress = Progress(num, num)
+        self.said_progress = IndexProgress(num, num)
         return True
 
     def begin_of(self, topic: Topic) -> int:

@@ -16,11 +16,11 @@ from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import REGISTRY, Topic
 
-from ..views.tail import as_json, said
-from .board import Ask, Board
+from ..views.tail import as_json, sentence_of
+from .board import Board, ViewQuery
 from .view import View
 
-__all__ = ["VIEW", "Peeked", "snippet"]
+__all__ = ["VIEW", "TopicRecord", "snippet"]
 
 PUBLIC = {spec.topic.value: spec for spec in REGISTRY if spec.public}
 COUNTS = (20, 50, 200)
@@ -32,12 +32,12 @@ _MAX_TEXT = 20_000
 _PATIENCE_S = 5.0
 
 
-class Peeked(NamedTuple):
+class TopicRecord(NamedTuple):
     """One record."""
 
     where: str
     key: str
-    said: str
+    sentence: str
     """In one line."""
     fields: str
     """As JSON."""
@@ -45,7 +45,7 @@ class Peeked(NamedTuple):
     """Why rooms leave it out; empty: they do not."""
 
 
-def model(board: Board, ask: Ask) -> dict[str, Any]:
+def model(board: Board, ask: ViewQuery) -> dict[str, Any]:
     """What the template shows. Blocks for as long as the reading takes."""
     if ask.rest and ask.rest not in PUBLIC:
         raise RequestError(f"no public topic {ask.rest!r}; {nearest(ask.rest, PUBLIC)}", status=404)
@@ -64,7 +64,7 @@ def model(board: Board, ask: Ask) -> dict[str, Any]:
     }
 
 
-def last_records(board: Board, topic: Topic, num: int) -> list[Peeked]:
+def last_records(board: Board, topic: Topic, num: int) -> list[TopicRecord]:
     """The newest first, over all partitions. Raises UnavailableError."""
     log, name = board.raw, board.topics.name(topic)
     if log is None:
@@ -74,16 +74,16 @@ def last_records(board: Board, topic: Topic, num: int) -> list[Peeked]:
     found = sorted(
         read_to_end(log, name, starts=starts, patience_s=_PATIENCE_S), key=lambda record: record.timestamp_ms
     )
-    return [_peeked(board, topic, record) for record in reversed(found[-num:])]
+    return [_topic_record(board, topic, record) for record in reversed(found[-num:])]
 
 
-def _peeked(board: Board, topic: Topic, record: Record) -> Peeked:
+def _topic_record(board: Board, topic: Topic, record: Record) -> TopicRecord:
     fields = json.dumps(as_json(topic, record), indent=1, ensure_ascii=False)
     over = len(fields) - _MAX_TEXT
-    return Peeked(
+    return TopicRecord(
         where=f"{record.partition}@{record.offset}",
         key=(record.key or b"").decode("utf-8", "replace"),
-        said=said(topic, record),
+        sentence=sentence_of(topic, record),
         fields=fields if over <= 0 else f"{fields[:_MAX_TEXT]}\n... and {over:,} characters more",
         left_out=board.refusal(topic, record) or "",
     )

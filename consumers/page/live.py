@@ -19,9 +19,8 @@ from tracegrad.schemas.bounded import BoundedMap
 
 from .board import Board
 
-__all__ = ["Live", "Snapshot", "event"]
+__all__ = ["LiveViews", "Snapshot", "event"]
 
-_EVERY_S = 1.0
 _ALIVE_S = 15.0
 """Without a word for so long, a client that has gone is not noticed."""
 _KEPT = 32
@@ -35,15 +34,21 @@ class Snapshot(NamedTuple):
     html: str
 
 
-class Live:
+class LiveViews:
     """The snapshots of one page. Of one event loop."""
 
     def __init__(
-        self, board: Board, draw: Callable[[str], str], stop: threading.Event, *, max_clients: int = 64
+        self,
+        board: Board,
+        draw: Callable[[str], str],
+        stop: threading.Event,
+        *,
+        max_clients: int = 64,
+        every_s: float = 1.0,
     ) -> None:
-        """`draw` makes a view's HTML by the path and query that ask for it; blocks."""
+        """`draw` makes a view's HTML by the path and query that ask for it, and blocks; a snapshot each `every_s`."""
         self._board, self._draw, self._stop = board, draw, stop
-        self._max_clients = max_clients
+        self._max_clients, self._every_s = max_clients, every_s
         self._num_clients = 0
         self._making: dict[str, asyncio.Lock] = {}
         self._known: BoundedMap[str, Snapshot] = BoundedMap(_KEPT, lambda of, _: self._making.pop(of, None))
@@ -76,18 +81,18 @@ class Live:
             seen, quiet_s = -1, 0.0
             yield b"retry: 2000\n\n"
             while not self._stop.is_set():
-                self._board.look()
+                self._board.note_look()
                 if self._board.revision != seen:
                     now = await self.snapshot(of)
                     seen = now.revision
                     if now.id != last_id:
                         last_id, quiet_s = now.id, 0.0
                         yield event(now)
-                quiet_s += _EVERY_S
+                quiet_s += self._every_s
                 if quiet_s > _ALIVE_S:
                     quiet_s = 0.0
                     yield b": alive\n\n"
-                await asyncio.sleep(_EVERY_S)
+                await asyncio.sleep(self._every_s)
         finally:
             self._num_clients -= 1
 

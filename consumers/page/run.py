@@ -17,9 +17,9 @@ import msgspec
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
 
+from ..views.activity import Activity, activity_in, waiting_text
 from ..views.held_out import HeldOut, held_out_of, held_out_text
-from ..views.now import Now, now_in, waiting_text
-from .board import Ask, Board
+from .board import Board, ViewQuery
 from .charts import Charts, alarm_spells, charts_of
 from .view import View
 
@@ -31,7 +31,7 @@ _NEWEST = 10
 """Steps of which it is told which rule pays most; as many as the curve's mean."""
 
 
-def model(board: Board, _ask: Ask) -> dict[str, Any]:
+def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
     """What the template shows."""
     with board.lock:
         steps, passes, state = board.state.steps, _passes(board), board.state
@@ -55,7 +55,7 @@ def model(board: Board, _ask: Ask) -> dict[str, Any]:
         }
 
 
-def numbers(board: Board, _ask: Ask) -> Charts:
+def numbers(board: Board, _ask: ViewQuery) -> Charts:
     """Of the charts."""
     with board.lock:
         steps, passes = board.state.steps, _passes(board)
@@ -75,10 +75,12 @@ def pays_most(steps: Sequence[TrainingStep]) -> tuple[str, float] | None:
     return rule, total / len(newest)
 
 
-def now_of(board: Board) -> Now:
+def now_of(board: Board) -> Activity:
     """The run at this moment, with what the board knows beside its state; the caller holds the lock."""
     about = board.about
-    told = now_in(board.state, steps=about.steps, groups_per_step=about.groups_per_step, concurrency=about.concurrency)
+    told = activity_in(
+        board.state, steps=about.steps, groups_per_step=about.groups_per_step, concurrency=about.concurrency
+    )
     return msgspec.structs.replace(
         told,
         is_live=about.is_live,

@@ -15,10 +15,10 @@ from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import REGISTRY, Topic
 
 from ..views.processes import process_rows
-from .board import Ask, Board, TopicCount
+from .board import Board, TopicCount, ViewQuery
 from .view import View
 
-__all__ = ["VIEW", "Sum", "sums_of"]
+__all__ = ["VIEW", "AccountSum", "sums_of"]
 
 ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
     (
@@ -45,7 +45,7 @@ ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
 _PUBLIC = {spec.topic for spec in REGISTRY if spec.public}
 
 
-class Sum(NamedTuple):
+class AccountSum(NamedTuple):
     """An identity of the accounts."""
 
     what: str
@@ -58,7 +58,7 @@ class Sum(NamedTuple):
         return self.total == sum(self.terms.values())
 
 
-class Audited(msgspec.Struct, frozen=True):
+class AuditSummary(msgspec.Struct, frozen=True):
     """What is read of a run's audit.json."""
 
     class Unit(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class Audited(msgspec.Struct, frozen=True):
     num_missing: int
 
 
-def model(board: Board, _ask: Ask) -> dict[str, Any]:
+def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
     """What the template shows."""
     audited = audited_of(Path(board.about.folder))
     targets = board.targets() if board.about.is_live else ()
@@ -102,31 +102,35 @@ def model(board: Board, _ask: Ask) -> dict[str, Any]:
         }
 
 
-def sums_of(newest: TrainingStep | None, transitions: TopicCount | None, begin: int) -> list[Sum]:
+def sums_of(newest: TrainingStep | None, transitions: TopicCount | None, begin: int) -> list[AccountSum]:
     """What the topics tell of groups by themselves: the trainer's ledger, and where it stands on `transitions`."""
     if newest is None:
         return []
     accounting = newest.accounting
     excluded = {f"excluded: {reason}": num for reason, num in sorted(accounting.excluded.items())}
-    sums = [Sum("groups consumed", accounting.consumed, {"trained": accounting.trained, **excluded})]
+    sums = [AccountSum("groups consumed", accounting.consumed, {"trained": accounting.trained, **excluded})]
     if transitions is not None:
         waiting = max(0, transitions.num + begin - newest.next_offset)
         terms = {"consumed": accounting.consumed, "read again": accounting.duplicates, "waiting": waiting}
-        sums.append(Sum("groups on transitions", transitions.num + begin, terms))
+        sums.append(AccountSum("groups on transitions", transitions.num + begin, terms))
     return sums
 
 
-def audited_of(folder: Path) -> Audited | None:
+def audited_of(folder: Path) -> AuditSummary | None:
     """What the audit at the run's end found; None where none was made, or another release wrote it."""
     try:
-        return msgspec.json.decode((folder / "results" / "audit.json").read_bytes(), type=Audited)
+        return msgspec.json.decode((folder / "results" / "audit.json").read_bytes(), type=AuditSummary)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _audited_sums(audited: Audited) -> list[Sum]:
+def _audited_sums(audited: AuditSummary) -> list[AccountSum]:
     units = (("calls", audited.calls), ("episodes", audited.episodes), ("groups", audited.groups))
-    return [Sum(what, unit.total, unit.terms) for what, unit in (*units, ("feedback", audited.feedback)) if unit.total]
+    return [
+        AccountSum(what, unit.total, unit.terms)
+        for what, unit in (*units, ("feedback", audited.feedback))
+        if unit.total
+    ]
 
 
 def _is_of(process: str, names: tuple[str, ...]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .board import Ask, Board
+from .board import Board, ViewQuery
 
 __all__ = ["View"]
 
@@ -20,10 +20,10 @@ class View(NamedTuple):
     """The first part of its path; of the first view empty."""
     title: str
     template: str
-    model: Callable[[Board, Ask], dict[str, Any]]
+    model: Callable[[Board, ViewQuery], dict[str, Any]]
     """For the template. Blocks; called in a thread. A TracegradError is shown: a RequestError with its status, an
     UnavailableError as 503, any other as 404."""
-    data: Callable[[Board, Ask], Any] | None = None
+    data: Callable[[Board, ViewQuery], Any] | None = None
     """Numbers for charts, JSON-able."""
     is_live: bool = True
     """Whether it is sent anew when the board changes; else it shows what was asked for."""

@@ -17,7 +17,7 @@ from .results import Results
 from .terminal import Event, StepLine
 
 __all__ = [
-    "Progress",
+    "RunProgress",
     "duration",
     "glance_lines",
     "last_steps",
@@ -138,7 +138,7 @@ def _lines(
     return [line[:width] for line in lines]
 
 
-class Progress:
+class RunProgress:
     """Of one start of a run."""
 
     def __init__(self, steps: int) -> None:

@@ -68,7 +68,7 @@ from tracegrad.schemas.topics import Topic
 
 from .held_out import held_out_of, held_out_text
 
-__all__ = ["as_json", "as_text", "said"]
+__all__ = ["as_json", "as_text", "sentence_of"]
 
 _CUT = 60
 
@@ -77,10 +77,10 @@ def as_text(topic: Topic, record: Record) -> str:
     """One line: where it lies, its key, what it says."""
     where = f"{record.partition}@{record.offset}"
     key = (record.key or b"").decode("utf-8", "replace")
-    return f"{where:>10} {key[:32]:32} {said(topic, record)}"
+    return f"{where:>10} {key[:32]:32} {sentence_of(topic, record)}"
 
 
-def said(topic: Topic, record: Record) -> str:
+def sentence_of(topic: Topic, record: Record) -> str:
     """One line: what it says, and what it was made of."""
     return f"{_sentence(topic, record)}{_origin(record)}".replace("\n", " ")
 

@@ -17,9 +17,9 @@ from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
 
+from .activity import Activity, waiting_text
 from .captured import TrafficLine, versions_per_s
 from .held_out import HeldOut, held_out_of, held_out_text
-from .now import Now, waiting_text
 from .run_state import RunState
 
 __all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "TrafficLines"]
@@ -102,7 +102,7 @@ class StepLines:
         self,
         lag: Callable[[], int | None] = lambda: None,
         on_alarm: str = "warn",
-        now: Callable[[RunState], Now] | None = None,
+        now: Callable[[RunState], Activity] | None = None,
         groups_per_step: int = 1,
     ) -> None:
         """`lag` asks Kafka; called once a step. `on_alarm` is `[alarms] on`. `now`: of what is told what it waits for;

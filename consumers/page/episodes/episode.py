@@ -21,51 +21,51 @@ from tracegrad.schemas.topics import Topics
 
 from ...index.lineage import Lineage, of_episodes
 from ...index.subject import Kind, taken_for
-from ..board import Ask, Board, Worth
+from ..board import Board, CallWorth, ViewQuery
 from ..view import View
-from .group import Paid, paid_by
+from .group import RulePayment, paid_by
 from .rate import form_of
-from .source import Trained, facts_of, read_episodes, read_spans, read_trained
-from .spans import Bar, waterfall
-from .transcript import Pieces, Said, said
+from .records import GroupCredit, facts_of, read_episodes, read_spans, read_trained
+from .spans import SpanBar, waterfall
+from .transcript import CallTranscript, Pieces, call_transcripts
 
-__all__ = ["COLORS", "VIEW", "Seen", "see", "view_of"]
+__all__ = ["COLORS", "VIEW", "EpisodeView", "read_view", "view_of"]
 
 COLORS = ("logprob", "advantage", "none")
 """By what tokens may be coloured."""
 
 
-class Seen(NamedTuple):
+class EpisodeView(NamedTuple):
     """The view."""
 
     facts: Mapping[str, Any]
     episode: Episode
-    calls: list[Said]
+    calls: list[CallTranscript]
     num_hidden: int
-    bars: list[Bar]
-    trained: Trained | None
+    bars: list[SpanBar]
+    trained: GroupCredit | None
     lineage: Lineage
-    explained: Mapping[str, Worth]
+    explained: Mapping[str, CallWorth]
     begin_ms: float
     color: str
     is_whole: bool
     has_advantages: bool
-    paid: Sequence[Paid]
-    said: Sequence[tuple[Reward, int]]
+    paid: Sequence[RulePayment]
+    feedback: Sequence[tuple[Reward, int]]
     """What was said of it behind its close, and counted; and of which call, by its number, or 0: of the whole."""
 
 
-def see(
+def read_view(
     connection: sqlite3.Connection,
     log: Log,
     topics: Topics,
     asked: str,
     *,
     pieces: Pieces | None = None,
-    explain: Callable[[Episode, Sequence[Reward]], Mapping[str, Worth]] | None = None,
+    explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
     color: str = "",
     is_whole: bool = False,
-) -> Seen:
+) -> EpisodeView:
     """The view of an episode, by its id or how that begins. Blocks. Raises RequestError."""
     try:
         id_ = taken_for(connection, asked, Kind.EPISODE).id
@@ -78,30 +78,30 @@ def see(
     trained = read_trained(log, topics, connection, facts["group"])
     spans = read_spans(log, topics, read.made)
     lineage = of_episodes(connection, [id_], asked, Kind.EPISODE)
-    told = explain(read.episode, trained.said if trained is not None else ()) if explain is not None else {}
+    told = explain(read.episode, trained.feedback if trained is not None else ()) if explain is not None else {}
     return view_of(facts, read.episode, trained, spans, lineage, told, pieces=pieces, color=color, is_whole=is_whole)
 
 
 def view_of(
     facts: Mapping[str, Any],
     episode: Episode,
-    trained: Trained | None,
+    trained: GroupCredit | None,
     spans: Sequence[Any],
     lineage: Lineage,
-    explained: Mapping[str, Worth],
+    explained: Mapping[str, CallWorth],
     *,
     pieces: Pieces | None = None,
     color: str = "",
     is_whole: bool = False,
-) -> Seen:
+) -> EpisodeView:
     """The same of what was read. Pure."""
     by_call = trained.calls if trained is not None else {}
     own = {call.call_id: by_call[call.call_id] for call in episode.calls if call.call_id in by_call}
     known = [one.advantage for one in by_call.values() if one.advantage is not None]
-    calls = said(episode, pieces, own, greatest=max(map(abs, known), default=0.0), is_whole=is_whole)
+    calls = call_transcripts(episode, pieces, own, greatest=max(map(abs, known), default=0.0), is_whole=is_whole)
     bars = waterfall(spans, {one.call.call_id: one.number for one in calls})
     has_advantages = any(one.advantage is not None for one in own.values())
-    return Seen(
+    return EpisodeView(
         facts=facts,
         episode=episode,
         calls=calls,
@@ -115,11 +115,11 @@ def view_of(
         is_whole=is_whole,
         has_advantages=has_advantages,
         paid=paid_by([episode]),
-        said=_said(episode, trained.said if trained is not None else ()),
+        feedback=_feedback(episode, trained.feedback if trained is not None else ()),
     )
 
 
-def _said(episode: Episode, rewards: Sequence[Reward]) -> list[tuple[Reward, int]]:
+def _feedback(episode: Episode, rewards: Sequence[Reward]) -> list[tuple[Reward, int]]:
     numbers = {id_: number for number, call in enumerate(episode.calls, 1) for id_ in (call.call_id, *_asked(call))}
     return [(one, numbers.get(one.target, 0) if one.target is not None else 0) for one in rewards]
 
@@ -128,10 +128,10 @@ def _asked(call: EpisodeCall) -> Iterator[str]:
     return (tool.id for tool in call.tool_calls)
 
 
-def _model(board: Board, ask: Ask) -> dict[str, Any]:
+def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:
     log = board.needed_log()
     with board.index() as connection:
-        seen = see(
+        seen = read_view(
             connection,
             log,
             board.topics,

@@ -11,14 +11,14 @@ import hashlib
 from html import escape
 
 from ..render import STATIC, render
-from .episode import COLORS, Seen
+from .episode import COLORS, EpisodeView
 
 __all__ = ["file_of"]
 
 _SHEETS = ("page.css", "episodes.css")
 
 
-def file_of(seen: Seen, *, run: str) -> str:
+def file_of(seen: EpisodeView, *, run: str) -> str:
     """The whole file."""
     style = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in _SHEETS)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

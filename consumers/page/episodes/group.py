@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from tracegrad.schemas.records.episodes import Episode
 
-from ..board import Ask, Board
+from ..board import Board, ViewQuery
 from ..view import View
-from .source import Read, Trained, facts_of_group, read_episodes, read_trained
-from .transcript import Message, Pieces, Said, said
+from .records import EpisodeRecord, GroupCredit, facts_of_group, read_episodes, read_trained
+from .transcript import CallTranscript, Message, Pieces, call_transcripts
 
-__all__ = ["VIEW", "Member", "Paid", "group_of", "paid_by"]
+__all__ = ["VIEW", "Member", "RulePayment", "group_of", "paid_by"]
 
 _SHOWN = 32
 """Attempts whose text is shown."""
@@ -28,11 +28,11 @@ class Member(NamedTuple):
     """An attempt."""
 
     facts: Mapping[str, Any]
-    calls: list[Said]
+    calls: list[CallTranscript]
     excluded: str
 
 
-class Paid(NamedTuple):
+class RulePayment(NamedTuple):
     """What a rule, or a source of rewards, gave in this group."""
 
     rule: str
@@ -42,7 +42,7 @@ class Paid(NamedTuple):
     num_members: int
 
 
-class Group(NamedTuple):
+class GroupView(NamedTuple):
     """The view."""
 
     id: str
@@ -51,8 +51,8 @@ class Group(NamedTuple):
     """What the attempts read first."""
     purpose: str
     members: list[Member]
-    paid: list[Paid]
-    trained: Trained | None
+    paid: list[RulePayment]
+    trained: GroupCredit | None
     step: int | None
     has_advantages: bool
     num_unshown: int
@@ -64,10 +64,10 @@ class Group(NamedTuple):
 def group_of(
     id_: str,
     facts: Sequence[Mapping[str, Any]],
-    records: Mapping[str, Read],
-    trained: Trained | None,
+    records: Mapping[str, EpisodeRecord],
+    trained: GroupCredit | None,
     pieces: Pieces | None = None,
-) -> Group:
+) -> GroupView:
     """The view of a group.
 
     Args:
@@ -83,10 +83,10 @@ def group_of(
     members = []
     for one in ordered[:_SHOWN]:
         read = records.get(one["episode"])
-        shown = said(read.episode, pieces, calls, greatest=greatest) if read is not None else []
+        shown = call_transcripts(read.episode, pieces, calls, greatest=greatest) if read is not None else []
         members.append(Member(one, shown, left_out.get(one["episode"], "") or one["excluded"] or ""))
     first = next((member.calls[0].prompt for member in members if member.calls), ())
-    return Group(
+    return GroupView(
         id=id_,
         task=ordered[0]["task"],
         task_text=first,
@@ -108,7 +108,7 @@ def _rank(facts: Mapping[str, Any]) -> tuple[bool, float, float, str]:
     return reward is None, -(reward or 0.0), -(facts["paid"] or 0.0), facts["episode"]
 
 
-def paid_by(episodes: Iterable[Episode]) -> list[Paid]:
+def paid_by(episodes: Iterable[Episode]) -> list[RulePayment]:
     """By rule, of what paid most to what paid least; final rewards are the attempts' own, and not among them."""
     values: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
     for episode in episodes:
@@ -116,12 +116,13 @@ def paid_by(episodes: Iterable[Episode]) -> list[Paid]:
             for one in call.rewards:
                 values[one.rule].append((episode.episode_id, one.value))
     found = [
-        Paid(rule, sum(value for _, value in of), len(of), len({id_ for id_, _ in of})) for rule, of in values.items()
+        RulePayment(rule, sum(value for _, value in of), len(of), len({id_ for id_, _ in of}))
+        for rule, of in values.items()
     ]
     return sorted(found, key=lambda one: (-one.total, one.rule))
 
 
-def _model(board: Board, ask: Ask) -> dict[str, Any]:
+def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:
     log = board.needed_log()
     with board.index() as connection:
         facts = facts_of_group(connection, ask.rest)

@@ -18,10 +18,10 @@ from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode
 
-from ..board import Ask, Board
+from ..board import Board, ViewQuery
 from ..view import View
-from .source import facts_of, read_episodes
-from .transcript import Pieces, Said, said
+from .records import facts_of, read_episodes
+from .transcript import CallTranscript, Pieces, call_transcripts
 
 __all__ = ["VIEW", "HeldOutTask", "LearnedTask", "learned_of", "learned_task", "tasks_of"]
 
@@ -70,12 +70,12 @@ class Totals(NamedTuple):
     tools: float
 
 
-class Transcript(NamedTuple):
+class AttemptTranscript(NamedTuple):
     """One of the two attempts that are shown."""
 
     facts: Mapping[str, Any]
     """Of the index."""
-    calls: list[Said]
+    calls: list[CallTranscript]
     """Empty where its record is gone."""
     num_hidden: int
 
@@ -104,8 +104,8 @@ class LearnedTask(NamedTuple):
     """The view."""
 
     task: HeldOutTask
-    first: Transcript
-    last: Transcript | None
+    first: AttemptTranscript
+    last: AttemptTranscript | None
     """None: it was attempted once."""
     changes: list[str]
     """What the last does that the first did not, in words."""
@@ -128,11 +128,13 @@ def tasks_of(connection: sqlite3.Connection) -> list[HeldOutTask]:
         "AND e.final AND e.task IS NOT NULL ORDER BY e.task, e.at_ms, e.n LIMIT ?",
         (Purpose.VALIDATION.value, _MAX_ATTEMPTS),
     )
-    found = [_seen(list(tries)) for _, tries in groupby((HeldOutAttempt(*row) for row in rows), attrgetter("task"))]
+    found = [
+        _task_of_tries(list(tries)) for _, tries in groupby((HeldOutAttempt(*row) for row in rows), attrgetter("task"))
+    ]
     return sorted(found, key=_shows, reverse=True)
 
 
-def _seen(tries: Sequence[HeldOutAttempt]) -> HeldOutTask:
+def _task_of_tries(tries: Sequence[HeldOutAttempt]) -> HeldOutTask:
     first, last = tries[0], tries[-1]
     better = sum(one.reward is not None and one.reward > (first.reward or 0.0) for one in tries[1:-1])
     return HeldOutTask(first.task, first, last, len(tries), better)
@@ -210,9 +212,9 @@ def _versions(connection: sqlite3.Connection, tries: Sequence[HeldOutAttempt]) -
     ).fetchall()
 
 
-def _transcript(facts: Mapping[str, Any], episode: Episode | None, pieces: Pieces | None) -> Transcript:
-    calls = said(episode, pieces) if episode is not None else []
-    return Transcript(facts, calls, facts["calls"] - len(calls))
+def _transcript(facts: Mapping[str, Any], episode: Episode | None, pieces: Pieces | None) -> AttemptTranscript:
+    calls = call_transcripts(episode, pieces) if episode is not None else []
+    return AttemptTranscript(facts, calls, facts["calls"] - len(calls))
 
 
 def _between(
@@ -246,7 +248,7 @@ def _between(
     return bars, dots
 
 
-def _changes(first: Transcript, last: Transcript) -> Iterator[str]:
+def _changes(first: AttemptTranscript, last: AttemptTranscript) -> Iterator[str]:
     """What is done now that was not before, by what the records tell."""
     old, new = first.facts, last.facts
     if (old["reward"], new["reward"]) != (None, None):
@@ -273,7 +275,7 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
 
 
-def learned_of(board: Board, ask: Ask) -> LearnedTask | None:
+def learned_of(board: Board, ask: ViewQuery) -> LearnedTask | None:
     """The view of the task that the URL names, or of the one that shows most; None: no task was held out. Blocks."""
     if board.about.replays is not None:
         return None  # the attempts are those of the source's policy
@@ -288,7 +290,7 @@ def learned_of(board: Board, ask: Ask) -> LearnedTask | None:
         return learned_task(connection, ask.query.get("task"), records=records, pieces=board.pieces)
 
 
-def _model(board: Board, ask: Ask) -> dict[str, Any]:
+def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:
     return {"found": learned_of(board, ask), "is_live": board.about.is_live}
 
 

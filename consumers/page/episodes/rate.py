@@ -21,7 +21,7 @@ from tracegrad.schemas.records.episodes import Episode
 
 from ...index.show import time_text
 from ..board import Board, Rater, Rating
-from .source import facts_of, read_episodes
+from .records import facts_of, read_episodes
 
 __all__ = ["Form", "form_of", "rate"]
 

@@ -17,7 +17,7 @@ from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.otlp.values import plain
 from tracegrad.schemas.records.otlp import service_of
 
-__all__ = ["Bar", "SpanSeen", "seen", "waterfall"]
+__all__ = ["SpanBar", "SpanView", "span_view", "waterfall"]
 
 _MAX_ROWS = 400
 _MAX_DEPTH = 12
@@ -29,7 +29,7 @@ _WIDTH = 1_000
 _NS_PER_MS = 1e6
 
 
-class SpanSeen(NamedTuple):
+class SpanView(NamedTuple):
     """What is shown of a span."""
 
     id: str
@@ -49,10 +49,10 @@ class SpanSeen(NamedTuple):
     """The answer that it says it got: a call's id as its API spelt it."""
 
 
-class Bar(NamedTuple):
+class SpanBar(NamedTuple):
     """A row of the waterfall."""
 
-    span: SpanSeen
+    span: SpanView
     depth: int
     x: float
     width: float
@@ -65,10 +65,10 @@ class Bar(NamedTuple):
     """Number of the call, from 1, whose answer it is."""
 
 
-def seen(resource: ResourceSpans, scope: ScopeSpans, span: Span) -> SpanSeen:
+def span_view(resource: ResourceSpans, scope: ScopeSpans, span: Span) -> SpanView:
     """A span without what nobody looks at; long values are cut."""
     values = {pair.key: plain(pair.value) for pair in span.attributes[:_MAX_ATTRIBUTES]}
-    return SpanSeen(
+    return SpanView(
         id=span.span_id.hex(),
         parent=span.parent_span_id.hex(),
         trace=span.trace_id.hex(),
@@ -104,7 +104,7 @@ def _kind(values: Mapping[str, Any]) -> str:
     return "http" if any(key.startswith("http.") for key in values) else "other"
 
 
-def waterfall(spans: Sequence[SpanSeen], calls: Mapping[str, int]) -> list[Bar]:
+def waterfall(spans: Sequence[SpanView], calls: Mapping[str, int]) -> list[SpanBar]:
     """Parents before children, those that began first first, at most 400.
 
     Args:
@@ -114,13 +114,13 @@ def waterfall(spans: Sequence[SpanSeen], calls: Mapping[str, int]) -> list[Bar]:
     if not spans:
         return []
     ids = {span.id for span in spans}
-    children: dict[str, list[SpanSeen]] = {}
+    children: dict[str, list[SpanView]] = {}
     for span in sorted(spans, key=lambda span: (span.begin_ns, span.id), reverse=True):
         children.setdefault(span.parent if span.parent in ids and span.parent != span.id else "", []).append(span)
     first = min(span.begin_ns for span in spans)
     last = max(max(span.end_ns, span.begin_ns) for span in spans)
     scale = _WIDTH / max(1, last - first)
-    bars: list[Bar] = []
+    bars: list[SpanBar] = []
     stack = [(span, 0) for span in children.get("", ())]
     while stack and len(bars) < _MAX_ROWS:
         span, depth = stack.pop()
@@ -128,7 +128,7 @@ def waterfall(spans: Sequence[SpanSeen], calls: Mapping[str, int]) -> list[Bar]:
         stack += [(child, depth + 1) for child in children.pop(span.id, ())]
         took = span.end_ns - span.begin_ns if span.end_ns >= span.begin_ns and span.end_ns else None
         bars.append(
-            Bar(
+            SpanBar(
                 span=span,
                 depth=min(depth, _MAX_DEPTH),
                 x=round((span.begin_ns - first) * scale, 1),

@@ -15,7 +15,7 @@ from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.tasks import Task
 
 from ..board import Board
-from .source import facts_of, read_episodes
+from .records import facts_of, read_episodes
 from .transcript import first_user_message
 
 __all__ = ["line_of", "task_of"]

@@ -1,10 +1,10 @@
 """An episode as a conversation: what each call read, what was sampled, which tools ran, what it was worth.
 
 In: an episode's record, the text of tokens where a tokenizer is at hand, what its group's record says of its calls.
-Out: a `Said` each call. Pure. Invariants: texts are what the policy read and wrote, special tokens too, never rendered
-anew; a mask, a return or an advantage is shown where a record tells it, and nowhere else; what is long is cut and says
-so. Failure: none; tokens that do not fit together are shown as numbers, a prompt that does not hang together not at
-all.
+Out: a `CallTranscript` each call. Pure. Invariants: texts are what the policy read and wrote, special tokens too, never
+rendered anew; a mask, a return or an advantage is shown where a record tells it, and nowhere else; what is long is cut
+and says so. Failure: none; tokens that do not fit together are shown as numbers, a prompt that does not hang together
+not at all.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.versions import VersionSpan
 from tracegrad.schemas.text import decode_json
 
-from .source import TrainedCall
+from .records import CallCredit
 
-__all__ = ["Message", "Pieces", "Said", "Token", "ToolUse", "first_user_message", "said"]
+__all__ = ["CallTranscript", "Message", "Pieces", "Token", "ToolUse", "call_transcripts", "first_user_message"]
 
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids to the text of each."""
@@ -78,7 +78,7 @@ class ToolUse(NamedTuple):
     is_repeated: bool = False
 
 
-class Said(NamedTuple):
+class CallTranscript(NamedTuple):
     """One call."""
 
     number: int
@@ -94,20 +94,20 @@ class Said(NamedTuple):
     num_tokens: int
     versions: tuple[VersionSpan, ...]
     took_s: float | None
-    trained: TrainedCall | None
+    trained: CallCredit | None
     shade: int
     """The advantage in comparison with the greatest of those shown with it: -4 to 4."""
     earned: tuple[AppliedReward, ...]
 
 
-def said(
+def call_transcripts(
     episode: Episode,
     pieces: Pieces | None = None,
-    trained: Mapping[str, TrainedCall] | None = None,
+    trained: Mapping[str, CallCredit] | None = None,
     *,
     greatest: float | None = None,
     is_whole: bool = False,
-) -> list[Said]:
+) -> list[CallTranscript]:
     """The calls of an episode.
 
     Args:
@@ -120,28 +120,28 @@ def said(
     advantages = [one.advantage for one in trained.values() if one.advantage is not None]
     most = max(map(abs, advantages), default=0.0) if greatest is None else greatest
     calls = episode.calls if is_whole else episode.calls[:_FIRST_CALLS]
-    found: list[Said] = []
+    found: list[CallTranscript] = []
     left = EPISODE_TOKENS
     for number, call in enumerate(calls, start=1):
         most_tokens = len(call.sampled_ids) if is_whole else min(MAX_TOKENS, left)
-        found.append(_said(number, call, pieces, trained.get(call.call_id), most, most_tokens, is_whole))
+        found.append(_call_transcript(number, call, pieces, trained.get(call.call_id), most, most_tokens, is_whole))
         left -= len(found[-1].tokens)
     return found
 
 
-def _said(
+def _call_transcript(
     number: int,
     call: EpisodeCall,
     pieces: Pieces | None,
-    trained: TrainedCall | None,
+    trained: CallCredit | None,
     most: float,
     most_tokens: int,
     is_whole: bool,
-) -> Said:
+) -> CallTranscript:
     content, num_cut = _cut(call.content or "", is_whole)
     took = call.ended_at_ns - call.started_at_ns
     advantage = trained.advantage if trained is not None else None
-    return Said(
+    return CallTranscript(
         number=number,
         call=call,
         prompt=tuple(_prompt(call, pieces, is_whole)) if pieces is not None else (),
@@ -188,7 +188,7 @@ def first_user_message(episode: Episode, pieces: Pieces) -> str | None:
     return next((one.text for one in messages if one.role == "user"), None)
 
 
-def _tokens(call: EpisodeCall, pieces: Pieces, trained: TrainedCall | None, most: int) -> tuple[Token, ...]:
+def _tokens(call: EpisodeCall, pieces: Pieces, trained: CallCredit | None, most: int) -> tuple[Token, ...]:
     try:
         ids, logprobs = ids_from_bytes(call.sampled_ids).tolist(), logprobs_from_bytes(call.logprobs).tolist()
     except RecordError:

@@ -26,7 +26,7 @@ from tracegrad.compose.run import report as report_module
 from tracegrad.compose.run.run_dir import Endpoints
 from tracegrad.compose.run.serve import _set_up_logging
 from tracegrad.compose.run.show import JsonShow, RichShow, Show
-from tracegrad.consumers.audit.account import Report, Unit
+from tracegrad.consumers.audit.account import AccountLine, Report
 from tracegrad.consumers.views.tail import as_text
 from tracegrad.consumers.views.terminal import Event
 from tracegrad.schemas.errors import UnavailableError
@@ -116,7 +116,7 @@ def _look(command: Callable[..., None], **options: Any) -> None:
         kafka=lambda: log,
         ring=RING,
     )
-    unit = Unit(total=1, terms={EVIL: 1})
+    unit = AccountLine(total=1, terms={EVIL: 1})
     missing = Report(
         run=RunHash("1f2e3d4c"), calls=unit, episodes=unit, groups=unit, feedback=unit,
         refused_feedback={EVIL: 1}, missing=[EVIL], num_missing=1, num_steps=0,

@@ -15,7 +15,7 @@ from tests.compose.history.regrading import runs as runs
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.run_dir import RunDir
-from tracegrad.consumers.history.replay import Progress
+from tracegrad.consumers.history.replay import ReplayProgress
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.metrics import AIR_FUNCTION_FAILED, Metrics
 from tracegrad.schemas.records.episodes import AppliedReward
@@ -110,6 +110,6 @@ def test_a_rule_that_failed_on_enough_is_not_asked_about_the_rest(
     metrics = Metrics()
     for reason in ("raised", "timeout"):
         metrics.add(AIR_FUNCTION_FAILED, reason, num=failed - failed // 2 if reason == "raised" else failed // 2)
-    progress = Progress(num_read=1, num_records=2, seconds=1.0, counts={"episodes": num}, is_whole=is_whole)
+    progress = ReplayProgress(num_read=1, num_records=2, seconds=1.0, counts={"episodes": num}, is_whole=is_whole)
     with pytest.raises(ConfigurationError) if is_told else contextlib.nullcontext():
         history.check_function(progress, metrics)

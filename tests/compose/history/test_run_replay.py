@@ -21,7 +21,7 @@ from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import Onlookers
 from tracegrad.compose.run.settings import RunSettings
-from tracegrad.consumers.history.where import terms_of
+from tracegrad.consumers.history.selection import terms_of
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.schemas.errors import ConfigurationError

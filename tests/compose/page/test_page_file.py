@@ -20,8 +20,8 @@ from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.page import run, system
-from tracegrad.consumers.page.board import Ask, Board, TopicCount
-from tracegrad.consumers.page.reading import Reading
+from tracegrad.consumers.page.board import Board, TopicCount, ViewQuery
+from tracegrad.consumers.page.board_reader import BoardReader
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.ids import RunName
@@ -91,7 +91,7 @@ def version(number: int, epoch: int) -> VersionManifest:
     )
 
 
-class Settled(Reading):
+class Settled(BoardReader):
     """Of a board that is read."""
 
     def settle(self, timeout_s: float, stop: threading.Event | None = None) -> bool:
@@ -134,11 +134,11 @@ def test_the_next_page_shows_what_the_last_one_showed(run_dir: RunDir) -> None:
     write(run_dir, board)
     again = restored(run_dir)
     assert again is not None and again.is_read
-    assert run.numbers(again, Ask()) == run.numbers(board, Ask())
-    assert run.model(again, Ask()) == run.model(board, Ask())
+    assert run.numbers(again, ViewQuery()) == run.numbers(board, ViewQuery())
+    assert run.model(again, ViewQuery()) == run.model(board, ViewQuery())
     assert "/learned" in draw(again, "/") and not again.asks_log and not again.wanted.is_set()
     board.counts = {topic: one._replace(per_s=None) for topic, one in board.counts.items()}
-    assert system.model(again, Ask()) == system.model(board, Ask())
+    assert system.model(again, ViewQuery()) == system.model(board, ViewQuery())
 
 
 def test_the_log_is_asked_for_while_views_read_it(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_the_log_is_asked_for_while_views_read_it(tmp_path: Path) -> None:
     now = [100.0]
     about, log = new_board(tmp_path, MemoryLog(), is_live=False).about, MemoryLog()
     board = Board(about, TOPICS, RunState(TOPICS, RUN, "policy"), clock=lambda: now[0])
-    system.model(board, Ask())
-    run.numbers(board, Ask())
+    system.model(board, ViewQuery())
+    run.numbers(board, ViewQuery())
     assert not board.asks_log
     assert board.log is None and board.asks_log
     board.connect(log, log, "")
@@ -203,7 +203,7 @@ def test_damage_is_never_more_than_a_page_without_it(run_dir: RunDir, data: st.D
     path.write_bytes(whole[:at] + data.draw(st.binary(max_size=2)) + whole[at + data.draw(st.integers(0, 2)) :])
     board = restored(run_dir)
     if board is not None:
-        run.model(board, Ask())
-        run.numbers(board, Ask())
-        system.model(board, Ask())
+        run.model(board, ViewQuery())
+        run.numbers(board, ViewQuery())
+        system.model(board, ViewQuery())
         draw(board, "/")

@@ -92,10 +92,9 @@ def test_a_refusal_is_told_in_the_gateways_words(url: str) -> None:
     assert rater(url).receipts("1" * 32) == [], "nothing was said under it"
 
 
-def test_a_gateway_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_is_away_is_told() -> None:
     """In time."""
-    monkeypatch.setattr("tracegrad.compose.page.rate._PATIENCE_S", 0.3)
-    given = rater(f"http://127.0.0.1:{free_port()}")
+    given = rater_at(f"http://127.0.0.1:{free_port()}", "t", CONFIG, is_trained_on=True, patience_s=0.3)
     with pytest.raises(UnavailableError, match="send it again"):
         given.send(rating())
     with pytest.raises(UnavailableError):

@@ -9,7 +9,7 @@ from random import Random
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Item, Streams
 from tracegrad.consumers.history.read_recorded import read_recorded
-from tracegrad.consumers.history.recorded import Recorded
+from tracegrad.consumers.history.recorded import RecordedEpisodes
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.config import StreamRules
@@ -54,7 +54,7 @@ class SourceRun(Streams):
         topics = (*INPUTS[Stage.NORMALIZE], Topic.EPISODES, Topic.TRANSITIONS)
         return self.history(*topics, log=log, has_bodies=has_bodies)
 
-    def recorded(self) -> Recorded:
+    def recorded(self) -> RecordedEpisodes:
         """As the headers of its records tell, whose bodies are gone."""
         return read_recorded(self.history(Topic.EPISODES, Topic.TRANSITIONS), TOPICS, [RUN_HASH])
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracegrad.consumers.history.choose import Window, bounds_of, chosen
-from tracegrad.consumers.history.recorded import Part, Recorded, RecordedEpisode
+from tracegrad.consumers.history.recorded import RecordedEpisode, RecordedEpisodes, RecordRange
+from tracegrad.consumers.history.selection import Window, bounds_of, chosen
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 
 CALLS, SPANS = TopicPartition("llm_calls", 0), TopicPartition("otlp_spans", 0)
@@ -12,11 +12,11 @@ KEPT = {CALLS: Offsets(0, 100), SPANS: Offsets(5, 100)}
 
 def episode(id_: str, group: str, *parts: tuple[TopicPartition, int, int]) -> RecordedEpisode:
     """Of the records named."""
-    made_of = tuple(Part(where, begin, end, id_) for where, begin, end in parts)
+    made_of = tuple(RecordRange(where, begin, end, id_) for where, begin, end in parts)
     return RecordedEpisode(id=id_, key=id_, closed_by="complete", group=group, parts=made_of)
 
 
-RECORDED = Recorded(
+RECORDED = RecordedEpisodes(
     [
         episode("a", "g1", (CALLS, 0, 5), (SPANS, 5, 9)),
         episode("b", "g1", (CALLS, 20, 25), (SPANS, 30, 31)),
@@ -50,14 +50,14 @@ def test_nobody_waits_for_a_group_that_is_not_chosen() -> None:
     window = Window(begin={CALLS: 8, SPANS: 8})
     assert chosen(RECORDED, window).order == ("g2", "g3")
     conversation = episode("a trace", "its conversation", (CALLS, 20, 21))
-    captured = Recorded([*RECORDED.episodes, conversation], ["g1", "a trace", "g3"])
+    captured = RecordedEpisodes([*RECORDED.episodes, conversation], ["g1", "a trace", "g3"])
     assert chosen(captured, window).order == ("a trace", "g3")
 
 
 def test_as_much_is_read_as_the_episodes_need() -> None:
     """Before the window's begin and behind its end; never what is gone, or was before the run."""
     window = Window(begin={CALLS: 15, SPANS: 15}, end={CALLS: 22, SPANS: 22})
-    of_b = Recorded([RECORDED.episodes[1]])
+    of_b = RecordedEpisodes([RECORDED.episodes[1]])
     assert bounds_of(of_b, window, KEPT, {}) == {CALLS: Offsets(15, 25), SPANS: Offsets(15, 31)}
     earlier = Window(begin={CALLS: 1, SPANS: 15})
     assert bounds_of(of_b, earlier, KEPT, {CALLS: 3})[CALLS] == Offsets(3, 100)
@@ -73,6 +73,6 @@ def test_order_is_that_of_first_occurrence() -> None:
 
 def test_nobody_waits_for_records_that_are_gone() -> None:
     """They are counted, of each episode."""
-    recorded = Recorded([episode("a", "g1", (CALLS, 0, 5), (SPANS, 5, 9))])
+    recorded = RecordedEpisodes([episode("a", "g1", (CALLS, 0, 5), (SPANS, 5, 9))])
     assert recorded.give_up({CALLS: Offsets(3, 100), SPANS: Offsets(5, 100)}) == 3
     assert (recorded.episodes[0].num_missing, recorded.episodes[0].num_awaited) == (3, 6)

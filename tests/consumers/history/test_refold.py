@@ -28,7 +28,7 @@ from tests.streams.make import (
     rollout,
 )
 from tests.streams.test_end_to_end import CONFIG, broken, solved
-from tracegrad.consumers.history.recorded import Recorded
+from tracegrad.consumers.history.recorded import RecordedEpisodes
 from tracegrad.consumers.history.refold import Refold
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.log.protocol import Record
@@ -43,15 +43,17 @@ from tracegrad.streams.ratings import rate_again
 WAIT_S = 60.0
 
 
-def refolded(records: list[Record], rules: StreamRules, recorded: Recorded | None = None) -> dict[Topic, list[bytes]]:
+def refolded(
+    records: list[Record], rules: StreamRules, recorded: RecordedEpisodes | None = None
+) -> dict[Topic, list[bytes]]:
     """What a refold of these makes, by topic."""
     folds = {stage: build_fold(stage, rules, TOPICS) for stage in STREAMS}
     again = partial(make_again, rules=rules, topics=TOPICS, metrics=Metrics())
-    refold = Refold(folds, again, rate_again, TOPICS, recorded or Recorded())
+    refold = Refold(folds, again, rate_again, TOPICS, recorded or RecordedEpisodes())
     made: dict[Topic, list[bytes]] = {}
     outputs: list[Output] = []
     for record in records:
-        outputs += refold.take(record)
+        outputs += refold.fold(record)
     outputs += refold.finish()
     for output in outputs:
         made.setdefault(output.topic, []).append(output.value)

@@ -15,11 +15,11 @@ from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation
 from tests.streams.make import RUN_HASH, TOPICS, agent_span, config, otlp
-from tracegrad.consumers.history.choose import Window, bounds_of
 from tracegrad.consumers.history.read_recorded import read_recorded
-from tracegrad.consumers.history.recorded import Recorded
+from tracegrad.consumers.history.recorded import RecordedEpisodes
 from tracegrad.consumers.history.refold import Refold
-from tracegrad.consumers.history.replay import History, Progress, merged, replay
+from tracegrad.consumers.history.replay import History, ReplayProgress, merged, replay
+from tracegrad.consumers.history.selection import Window, bounds_of
 from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record, TopicPartition
@@ -79,7 +79,7 @@ def history_of(log: MemoryLog) -> History:
     return History(bounds=bounds_of(recorded, Window(), kept, {}), recorded=recorded)
 
 
-def refold_of(recorded: Recorded) -> Refold:
+def refold_of(recorded: RecordedEpisodes) -> Refold:
     """By the rules of the source."""
     folds = {stage: build_fold(stage, RULES, TOPICS) for stage in STREAMS}
     again = partial(make_again, rules=RULES, topics=TOPICS, metrics=Metrics())
@@ -90,11 +90,11 @@ def before_the_end(log: MemoryLog, history: History) -> list[bytes]:
     """The groups that are let out while records are still read."""
     refold = refold_of(history.recorded)
     refold.give_up(history.bounds)
-    outputs = [output for record in merged(log, history.bounds) for output in refold.take(record)]
+    outputs = [output for record in merged(log, history.bounds) for output in refold.fold(record)]
     return [output.value for output in outputs if output.topic is Topic.TRANSITIONS]
 
 
-def run(log: MemoryLog, target: MemoryLog | None, stop: threading.Event | None = None) -> Progress:
+def run(log: MemoryLog, target: MemoryLog | None, stop: threading.Event | None = None) -> ReplayProgress:
     """A replay of all that lies there."""
     history = history_of(log)
     refold = refold_of(history.recorded)
@@ -174,10 +174,12 @@ def test_of_two_episodes_with_one_key_the_one_that_names_exactly_a_record_gets_i
     first, second = history.recorded.episodes
     assert first.key == second.key
     wide = tuple(dataclasses.replace(part, end=part.end + 1) for part in first.parts)
-    recorded = Recorded([dataclasses.replace(first, is_exact=False, parts=wide), second], history.recorded.order)
+    recorded = RecordedEpisodes(
+        [dataclasses.replace(first, is_exact=False, parts=wide), second], history.recorded.order
+    )
     refold = refold_of(recorded)
     refold.give_up(history.bounds)
-    outputs = [output for record in merged(past, history.bounds) for output in refold.take(record)]
+    outputs = [output for record in merged(past, history.bounds) for output in refold.fold(record)]
     outputs += refold.finish()
     made = [output.value for output in outputs if output.topic is Topic.EPISODES]
     assert sorted(made) == sorted(source.values(Topic.EPISODES))
@@ -197,7 +199,7 @@ def test_what_came_twice_is_again_in_both_episodes_that_have_it() -> None:
     refold = refold_of(source.recorded())
     history = history_of(past := source.past())
     refold.give_up(history.bounds)
-    outputs = [output for record in merged(past, history.bounds) for output in refold.take(record)]
+    outputs = [output for record in merged(past, history.bounds) for output in refold.fold(record)]
     assert [output.value for output in outputs if output.topic is Topic.EPISODES] == made
 
 
@@ -244,7 +246,7 @@ def test_a_record_that_readers_pass_over_is_awaited_by_nobody() -> None:
     first, *others = history.recorded.episodes
     (call, rating_of) = first.parts
     wide = dataclasses.replace(first, is_exact=False, parts=(dataclasses.replace(call, end=call.end + 1), rating_of))
-    recorded = Recorded([wide, *others], history.recorded.order)
+    recorded = RecordedEpisodes([wide, *others], history.recorded.order)
     history = msgspec.structs.replace(history, recorded=recorded)
     assert before_the_end(past, history) == source.values(Topic.TRANSITIONS)
 
@@ -263,10 +265,10 @@ def test_positions_that_a_header_had_no_room_for_are_told(source: SourceRun) -> 
 
 def test_progress_tells_no_pace_before_there_is_one() -> None:
     """One record in the seconds that opening takes said that two days were left."""
-    first = Progress(num_read=1, num_records=50_970, seconds=3.3, counts={})
+    first = ReplayProgress(num_read=1, num_records=50_970, seconds=3.3, counts={})
     assert first.text == "  0 %  1 of 50970 records; 0 episodes, 0 groups"
-    later = Progress(num_read=5_097, num_records=50_970, seconds=10.0, counts={})
+    later = ReplayProgress(num_read=5_097, num_records=50_970, seconds=10.0, counts={})
     assert later.text.startswith(" 10 %  5097 of 50970 records, 510/s, 90 s left; ")
-    assert Progress(num_read=0, num_records=0, seconds=0.0, counts={}).text.startswith(
+    assert ReplayProgress(num_read=0, num_records=0, seconds=0.0, counts={}).text.startswith(
         "100 %  0 of 0 records, 0/s, 0 s"
     )

@@ -10,7 +10,7 @@ import pytest
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS
 from tracegrad.consumers.episode_facts import BEFORE, FIELDS, SETTLED, EpisodeFacts, read_facts
-from tracegrad.consumers.history.where import fits, fitting, terms_of
+from tracegrad.consumers.history.selection import fits, fitting, terms_of
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.made_of import MadeOf, made_of_header

@@ -19,7 +19,7 @@ from tests.streams.make import RUN_HASH, TOPICS, rollout
 from tracegrad.consumers.index import build, settle
 from tracegrad.consumers.index.build import catch_up
 from tracegrad.consumers.index.file import connect, is_current
-from tracegrad.consumers.index.fill import Fill
+from tracegrad.consumers.index.fill import TableWriter
 from tracegrad.consumers.index.query import Question, find, unread
 from tracegrad.consumers.index.schema import FORM, open_index
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, MadeOf, made_of
@@ -111,7 +111,7 @@ def kill_sometimes(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
         return fold
 
     for name in ("_group", "_word", "end"):
-        monkeypatch.setattr(Fill, name, dying(getattr(Fill, name)))
+        monkeypatch.setattr(TableWriter, name, dying(getattr(TableWriter, name)))
     monkeypatch.setattr(settle, "_mark_standing", dying(settle._mark_standing))
 
 

@@ -21,8 +21,8 @@ from tests.streams.credit.strategies.test_conversations import conversation
 from tests.streams.make import RUN_HASH, TOPICS, rollout
 from tests.versions import claim, manifest
 from tracegrad.consumers.index.lineage import Lineage, of_episodes, of_group, of_version
+from tracegrad.consumers.index.origins import episodes_of_call, episodes_of_span, with_feedback, with_origins
 from tracegrad.consumers.index.query import Question, find
-from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_feedback, with_origins
 from tracegrad.consumers.index.show import episode_lines, lineage_lines
 from tracegrad.consumers.index.subject import Kind, Subject, taken_for
 from tracegrad.schemas.errors import ConfigurationError

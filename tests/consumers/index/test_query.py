@@ -16,7 +16,7 @@ from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.index.indexing import index_of
 from tests.house import ROOT
 from tracegrad.consumers.episode_facts import FIELDS
-from tracegrad.consumers.index import indexes, query
+from tracegrad.consumers.index import fact_indexes, query
 from tracegrad.consumers.index.query import KINDS, Question, count, find
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Kind, Term, matches, parse
@@ -58,7 +58,7 @@ def test_what_is_found_is_what_fits(
 ) -> None:
     """All terms of it, whichever index is used or made, in the order asked for; and so many are counted."""
     monkeypatch.setattr(query, "_FEW", few)
-    monkeypatch.setattr(indexes, "_MANY", many)
+    monkeypatch.setattr(fact_indexes, "_MANY", many)
     random = Random(seed)
     rows = list(find(connection, Question(order_by="at")))
     assert len(rows) > 8
@@ -84,7 +84,7 @@ def test_an_order_goes_both_ways_and_what_is_not_known_comes_last(connection: sq
 @pytest.fixture
 def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
     """Of a run with more episodes than are looked at one by one."""
-    monkeypatch.setattr(indexes, "_MANY", 1)
+    monkeypatch.setattr(fact_indexes, "_MANY", 1)
     (tmp_path / "index").mkdir()
     with closing(index_of(memory_log(long_run(tmp_path)), tmp_path / "index")) as connection:
         yield connection
@@ -103,9 +103,9 @@ def test_a_fact_that_is_asked_for_gets_an_index(
     many: sqlite3.Connection, terms: str, order_by: str, made: set[str]
 ) -> None:
     """Where one helps."""
-    before = indexes.indexed(many)
+    before = fact_indexes.indexed(many)
     list(find(many, Question(terms=parse(terms, KINDS), order_by=order_by)))
-    assert indexes.indexed(many) - before == made
+    assert fact_indexes.indexed(many) - before == made
 
 
 def test_a_question_waits_for_no_writer_to_make_an_index(many: sqlite3.Connection, tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_question_waits_for_no_writer_to_make_an_index(many: sqlite3.Connectio
         found = count(many, question)
         assert time.monotonic() - began < patience / 2_000
         assert found > 8
-        assert "tokens" not in indexes.indexed(many)
+        assert "tokens" not in fact_indexes.indexed(many)
     assert count(many, question) == found
-    assert "tokens" in indexes.indexed(many)
+    assert "tokens" in fact_indexes.indexed(many)
     assert many.execute("PRAGMA busy_timeout").fetchone() == (patience,)
     assert patience > 0
 

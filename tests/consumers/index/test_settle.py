@@ -12,7 +12,7 @@ from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
 from tests.streams.credit.test_feedback_window import Run
 from tests.streams.make import rollout
-from tracegrad.consumers.index.groups import groups_where
+from tracegrad.consumers.index.group_facts import groups_where
 from tracegrad.consumers.index.lineage import of_episodes
 from tracegrad.consumers.index.query import KINDS, Question, find
 from tracegrad.consumers.index.show import episode_lines

@@ -9,7 +9,7 @@ import httpx
 
 from tests.memory_log import MemoryLog
 from tracegrad.consumers.page.app import make_app
-from tracegrad.consumers.page.board import About, Board
+from tracegrad.consumers.page.board import Board, RunInfo
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.follow import read_to_end
@@ -26,7 +26,7 @@ TOPICS = Topics(run=RunName("small"))
 def new_board(folder: Path, log: MemoryLog, *, is_live: bool = True) -> Board:
     """Of a run without a record; its topics are there."""
     log.create_topics(TOPICS, policies=["policy"], partitions=1)
-    about = About(
+    about = RunInfo(
         name="small",
         hash=RUN,
         folder=str(folder),

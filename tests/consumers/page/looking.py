@@ -11,7 +11,7 @@ from tests.consumers.index.indexing import index_of
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS
 from tracegrad.consumers.page.app import VIEWS
-from tracegrad.consumers.page.board import About, Ask, Board, Worth
+from tracegrad.consumers.page.board import Board, CallWorth, RunInfo, ViewQuery
 from tracegrad.consumers.page.render import render
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.schemas.ids import RunHash
@@ -34,11 +34,11 @@ def board_over(
     path: Path,
     *,
     pieces: Callable[[Sequence[int]], list[str]] | None = words,
-    explain: Callable[[Episode, Sequence[Reward]], Mapping[str, Worth]] | None = None,
+    explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
 ) -> Board:
     """Its index is up to date."""
     index_of(log, path).close()
-    about = About(
+    about = RunInfo(
         name="test", hash=RUN_HASH, folder=str(path), is_live=False, policy="policy", bootstrap_servers="127.0.0.1:1"
     )
     state = RunState(TOPICS, RunHash(RUN_HASH), "policy")
@@ -50,7 +50,7 @@ def draw(board: Board, of: str) -> str:
     url = urlsplit(of)
     name, _, rest = unquote(url.path).lstrip("/").partition("/")
     view = next(view for view in VIEWS if view.name == name)
-    model = view.model(board, Ask(rest, dict(parse_qsl(url.query))))
+    model = view.model(board, ViewQuery(rest, dict(parse_qsl(url.query))))
     return render(view.template, {"board": board, "of": of, **model})
 
 

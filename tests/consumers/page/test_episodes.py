@@ -15,16 +15,16 @@ from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.index.indexing import index_of
 from tests.consumers.page.looking import board_over, draw, elements_of, words
 from tests.streams.make import RUN_HASH, TOPICS
-from tracegrad.consumers.index.groups import groups_where
+from tracegrad.consumers.index.group_facts import groups_where
 from tracegrad.consumers.index.lineage import Lineage
 from tracegrad.consumers.index.query import KINDS, Question, find
 from tracegrad.consumers.index.subject import Kind
-from tracegrad.consumers.page.board import Board, Worth
-from tracegrad.consumers.page.episodes.episode import see, view_of
+from tracegrad.consumers.page.board import Board, CallWorth
+from tracegrad.consumers.page.episodes.episode import read_view, view_of
 from tracegrad.consumers.page.episodes.export import file_of
-from tracegrad.consumers.page.episodes.groups import find_groups
-from tracegrad.consumers.page.episodes.source import facts_of_group, read_episodes, read_spans, read_trained
-from tracegrad.consumers.page.episodes.transcript import said
+from tracegrad.consumers.page.episodes.group_list import find_groups
+from tracegrad.consumers.page.episodes.records import facts_of_group, read_episodes, read_spans, read_trained
+from tracegrad.consumers.page.episodes.transcript import call_transcripts
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.where import parse
@@ -38,7 +38,7 @@ from tracegrad.schemas.topics import Topic
 def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     """Of a run with a retry, a rollback, a deadline, a second epoch."""
     log = memory_log(long_run(tmp_path_factory.mktemp("weights")))
-    told = Worth(7.25, [("final", 7.0, 1.0, ""), ("air:tool_success", 0.25, 1.0, "tool calc status=succeeded")])
+    told = CallWorth(7.25, [("final", 7.0, 1.0, ""), ("air:tool_success", 0.25, 1.0, "tool calc status=succeeded")])
     return board_over(
         log,
         tmp_path_factory.mktemp("index"),
@@ -205,7 +205,7 @@ def test_an_episode_fits_into_a_file_that_needs_nothing_else(board: Board, episo
     trained = next(facts for facts in episodes if facts["step"] is not None)
     assert board.log is not None
     with board.index() as connection:
-        seen = see(connection, board.log, TOPICS, str(trained["episode"]), pieces=board.pieces)
+        seen = read_view(connection, board.log, TOPICS, str(trained["episode"]), pieces=board.pieces)
     html = file_of(seen, run="test")
     elements, text = elements_of(html)
     assert str(trained["episode"]) in text and "w3 w4 " in text
@@ -230,9 +230,9 @@ def test_a_large_episode_opens_and_says_what_it_leaves_out(board: Board, episode
         content="long " * 3_000,
     )
     large = msgspec.structs.replace(small, calls=(long_call,) * 300)
-    shown = said(large, words)
+    shown = call_transcripts(large, words)
     assert len(shown) < 300 and all(len(one.tokens) < one.num_tokens == 3_000 for one in shown)
-    whole = said(large, words, is_whole=True)
+    whole = call_transcripts(large, words, is_whole=True)
     assert len(whole) == 300 and len(whole[0].tokens) == 3_000 and whole[0].num_cut == 0
     lineage = Lineage(asked="x", kind=Kind.EPISODE)
     html = file_of(view_of(facts, large, None, [], lineage, {}, pieces=words), run="test")

@@ -131,7 +131,7 @@ async def pages(folder: Path, text: str) -> dict[str, str]:
     board = new_board(folder, log)
     write(log, text)
     fold_topics(board, log)
-    board.say(text)
+    board.set_trouble(text)
     async with browser(board) as client:
         return {path: (await client.get(path)).text for path in PATHS}
 

@@ -21,7 +21,7 @@ from tests.memory_log import MemoryLog
 from tests.streams import make
 from tests.streams.make import RUN_HASH, TOPICS, rollout
 from tests.versions import sampled_by
-from tracegrad.consumers.page.board import Board, Worth
+from tracegrad.consumers.page.board import Board, CallWorth
 from tracegrad.schemas.ids import episode_id
 from tracegrad.schemas.log.made_of import MadeOf, made_of_header
 from tracegrad.schemas.records.calls import CallOutcome, Purpose, SpliceOutcome, ToolCall
@@ -99,7 +99,7 @@ def board_of(text: str, path: Path) -> Board:
     )  # fmt: skip
     writer.append(TOPICS.name(Topic.EPISODES), key=b"k", value=EPISODES.encode(said), headers=made_of_header(made))
     writer.close()
-    worth = Worth(1.0, [(text, 1.0, 0.5, text)])
+    worth = CallWorth(1.0, [(text, 1.0, 0.5, text)])
     return board_over(
         log, path, pieces=lambda ids: [text for _ in ids], explain=lambda one, _: {one.calls[0].call_id: worth}
     )

@@ -11,7 +11,7 @@ import pytest
 
 from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.page.looking import board_over, draw, elements_of
-from tracegrad.consumers.page.board import Ask, Board
+from tracegrad.consumers.page.board import Board, ViewQuery
 from tracegrad.consumers.page.episodes.learned import LearnedTask, learned_of, learned_task, tasks_of
 from tracegrad.schemas.errors import RequestError
 
@@ -123,7 +123,7 @@ def test_a_replay_shows_no_attempts_of_the_run_that_it_repeats(board: Board) -> 
         _, text = elements_of(draw(board, view))
         assert "tracegrad page runs/first" in text
         assert "won-late" not in text
-    assert learned_of(board, Ask()) is None
+    assert learned_of(board, ViewQuery()) is None
 
 
 def test_a_run_whose_episodes_are_not_read_yet_says_that(board: Board) -> None:

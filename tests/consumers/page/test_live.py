@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.consumers.page.boards import browser, new_board
 from tests.memory_log import MemoryLog
-from tracegrad.consumers.page import live
 from tracegrad.consumers.page.board import Board
-from tracegrad.consumers.page.live import Live
+from tracegrad.consumers.page.live import LiveViews
+
+fast_views = partial(LiveViews, every_s=0.02)
+"""A second is short."""
 
 
 @pytest.fixture
-def board(tmp_path: Path, memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> Board:
-    """Of a run without a record; a second is short."""
-    monkeypatch.setattr(live, "_EVERY_S", 0.02)
+def board(tmp_path: Path, memory_log: MemoryLog) -> Board:
+    """Of a run without a record."""
     return new_board(tmp_path, memory_log)
 
 
@@ -48,7 +50,7 @@ async def views(events: AsyncIterator[bytes], num: int) -> list[str]:
 async def test_a_view_is_sent_whole_and_again_only_when_it_changed(board: Board) -> None:
     """Also a board that changed sends nothing, where the view shows the same."""
     drawn = Drawn()
-    events = Live(board, drawn, threading.Event()).events("/", "")
+    events = fast_views(board, drawn, threading.Event()).events("/", "")
     (first,) = await asyncio.wait_for(views(events, 1), 5)
     assert first.splitlines()[1:] == ["event: view", "data: <p>/ one</p>", "data: <p>x</p>", ""]
     board.changed()
@@ -64,9 +66,9 @@ async def test_a_view_is_sent_whole_and_again_only_when_it_changed(board: Board)
 async def test_who_comes_back_gets_what_is_new(board: Board) -> None:
     """By the id of its last event, which is of what it saw: a page that was started again knows it too."""
     drawn = Drawn()
-    (first,) = await asyncio.wait_for(views(Live(board, drawn, threading.Event()).events("/", ""), 1), 5)
+    (first,) = await asyncio.wait_for(views(fast_views(board, drawn, threading.Event()).events("/", ""), 1), 5)
     last_id = first.splitlines()[0].removeprefix("id: ")
-    back = asyncio.ensure_future(views(Live(board, drawn, threading.Event()).events("/", last_id), 1))
+    back = asyncio.ensure_future(views(fast_views(board, drawn, threading.Event()).events("/", last_id), 1))
     await asyncio.sleep(0.2)
     assert not back.done()
     drawn.text = "two"
@@ -77,7 +79,7 @@ async def test_who_comes_back_gets_what_is_new(board: Board) -> None:
 async def test_a_slow_client_gets_the_newest_view(board: Board) -> None:
     """What changed meanwhile is skipped: nothing is queued for it."""
     drawn = Drawn()
-    events = Live(board, drawn, threading.Event()).events("/", "")
+    events = fast_views(board, drawn, threading.Event()).events("/", "")
     await asyncio.wait_for(views(events, 1), 5)
     for number in range(1_000):
         drawn.text = str(number)
@@ -89,14 +91,14 @@ async def test_a_slow_client_gets_the_newest_view(board: Board) -> None:
 async def test_a_view_is_made_once_for_all_who_look(board: Board) -> None:
     """Fifty clients cost what one does."""
     drawn = Drawn()
-    shown = Live(board, drawn, threading.Event())
+    shown = fast_views(board, drawn, threading.Event())
     found = await asyncio.wait_for(asyncio.gather(*(views(shown.events("/", ""), 1) for _ in range(50))), 10)
     assert drawn.num == 1 and len({text for (text,) in found}) == 1
 
 
 async def test_views_that_are_kept_are_bounded(board: Board) -> None:
     """Whatever a browser asks for, such as a thousand filters."""
-    shown = Live(board, Drawn(), threading.Event())
+    shown = fast_views(board, Drawn(), threading.Event())
     for number in range(1_000):
         await shown.snapshot(f"/data?{number}")
     assert len(shown._known) == len(shown._making) == 32
@@ -111,7 +113,7 @@ async def test_a_view_that_cannot_be_drawn_leaves_nothing_behind(board: Board) -
             raise KeyError(of)
         return "drawn"
 
-    live = Live(board, draw, threading.Event())
+    live = fast_views(board, draw, threading.Event())
     for number in range(9):
         with pytest.raises(KeyError):
             await live.snapshot(f"/{number}")
@@ -122,7 +124,7 @@ async def test_a_view_that_cannot_be_drawn_leaves_nothing_behind(board: Board) -
 
 async def test_no_more_clients_than_there_is_room_for(board: Board) -> None:
     """One that leaves makes room for another."""
-    shown = Live(board, Drawn(), threading.Event(), max_clients=2)
+    shown = fast_views(board, Drawn(), threading.Event(), max_clients=2)
     first, second = shown.events("/", ""), shown.events("/", "")
     await asyncio.wait_for(views(first, 1), 5)
     assert shown.has_room
@@ -160,7 +162,7 @@ def test_a_run_is_watched_while_somebody_looks(tmp_path: Path, memory_log: Memor
     board = new_board(tmp_path, memory_log)
     board._clock = lambda: now
     assert not board.is_watched
-    board.look()
+    board.note_look()
     assert board.is_watched
     now += 11
     assert not board.is_watched

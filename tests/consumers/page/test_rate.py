@@ -19,7 +19,7 @@ from tests.streams.credit.test_feedback_window import Run
 from tests.streams.make import call_id
 from tracegrad.consumers.page.board import Board, Rater, Rating
 from tracegrad.consumers.page.episodes.rate import form_of, rate
-from tracegrad.consumers.page.episodes.source import facts_of, read_episodes
+from tracegrad.consumers.page.episodes.records import facts_of, read_episodes
 from tracegrad.schemas.errors import RequestError, UnavailableError
 from tracegrad.schemas.records.episodes import Episode
 

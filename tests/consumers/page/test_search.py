@@ -13,14 +13,14 @@ from urllib.parse import quote
 import pytest
 
 from tests.consumers.audit.small_run import long_run, memory_log
-from tests.consumers.index.test_said import damage
+from tests.consumers.index.test_text_search import damage
 from tests.consumers.page.boards import new_board
 from tests.consumers.page.looking import board_over, draw, elements_of
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS
 from tracegrad.consumers.page.board import Board
-from tracegrad.consumers.page.episodes import groups
-from tracegrad.consumers.page.reading import Reading, read_said
+from tracegrad.consumers.page.board_reader import BoardReader, read_said
+from tracegrad.consumers.page.episodes import group_list
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.topics import Topic
 
@@ -85,7 +85,7 @@ def test_a_thread_outlives_a_damaged_file(board: Board, which: str) -> None:
     read_all(board)
     path, wanted = {"said": (board.said_path, board.said_wanted), "index": (board.index_path, board.wanted)}[which]
     damage(path, "positions")
-    reading = Reading(board, threading.Event(), starts={}, folds=False)
+    reading = BoardReader(board, threading.Event(), starts={}, folds=False)
     wanted.set()
     reading.start()
     try:
@@ -105,8 +105,8 @@ def test_a_thread_outlives_what_sqlite_refuses(board: Board, monkeypatch: pytest
     def refuse(*args: object, **kwargs: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("tracegrad.consumers.page.reading.catch_up_said", refuse)
-    reading = Reading(board, threading.Event(), starts={}, folds=False)
+    monkeypatch.setattr("tracegrad.consumers.page.board_reader.catch_up_said", refuse)
+    reading = BoardReader(board, threading.Event(), starts={}, folds=False)
     board.said_wanted.set()
     reading.start()
     try:
@@ -130,7 +130,7 @@ def test_terms_choose_among_all_in_which_it_was_said(board: Board, monkeypatch: 
     """Not among the newest alone, which is what is shown without; that it was said more often is told."""
     read_all(board)
     both = num_groups(draw(board, "/groups?q=w5&where=purpose%3Dtrain"))
-    monkeypatch.setattr(groups, "_MAX_SAID", 1)
+    monkeypatch.setattr(group_list, "_MAX_SAID", 1)
     assert num_groups(draw(board, "/groups?q=w5&where=purpose%3Dtrain")) == both > 1
     html = draw(board, "/groups?q=w5")
     assert num_groups(html) == 1 and "groups of the newest 1 episodes" in html

@@ -18,13 +18,13 @@ from tests.consumers.page.boards import PORT, RUN, TOPICS, browser, fold_topics,
 from tests.consumers.page.looking import draw
 from tests.consumers.page.test_charts import step
 from tests.memory_log import MemoryLog
-from tracegrad.consumers.index.build import Progress
+from tracegrad.consumers.index.build import IndexProgress
 from tracegrad.consumers.page import data
-from tracegrad.consumers.page.board import Ask, Board, TopicCount
+from tracegrad.consumers.page.board import Board, TopicCount, ViewQuery
+from tracegrad.consumers.page.board_reader import FOLDED, BoardReader
 from tracegrad.consumers.page.data import last_records, snippet
-from tracegrad.consumers.page.reading import FOLDED, Reading
 from tracegrad.consumers.page.run import now_of, pays_most
-from tracegrad.consumers.page.system import Sum, model, sums_of
+from tracegrad.consumers.page.system import AccountSum, model, sums_of
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
@@ -82,8 +82,8 @@ def test_accounts_are_green_only_when_they_add_up() -> None:
     on_topic = TopicCount(num=2, per_s=None, lag={})
     sums = sums_of(newest, on_topic, begin=10)
     assert sums == [
-        Sum("groups consumed", 7, {"trained": 5, "excluded: stale": 2}),
-        Sum("groups on transitions", 12, {"consumed": 7, "read again": 1, "waiting": 4}),
+        AccountSum("groups consumed", 7, {"trained": 5, "excluded: stale": 2}),
+        AccountSum("groups on transitions", 12, {"consumed": 7, "read again": 1, "waiting": 4}),
     ]
     assert all(one.holds for one in sums)
     wrong = replace(newest, accounting=replace(accounting, trained=4))
@@ -97,13 +97,13 @@ def test_an_audit_that_cannot_be_read_is_left_out(tmp_path: Path, memory_log: Me
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "audit.json").write_text(text, encoding="latin-1")
     board = new_board(tmp_path, memory_log, is_live=False)
-    assert model(board, Ask())["audited"] == []
+    assert model(board, ViewQuery())["audited"] == []
     assert "No audit was made when it ended" in draw(board, "/system")
 
 
 def test_every_topic_has_its_place_in_the_picture(board: Board) -> None:
     """Once."""
-    shown = [topic for _, _, topics in model(board, Ask())["rooms"] for topic, _ in topics]
+    shown = [topic for _, _, topics in model(board, ViewQuery())["rooms"] for topic, _ in topics]
     assert sorted(shown) == sorted(Topic)
 
 
@@ -119,13 +119,13 @@ def test_the_last_records_are_the_newest_of_all_partitions(tmp_path: Path) -> No
     found = last_records(board, Topic.TRAINING_STEPS, 5)
     assert [one.where for one in found] == ["0@30", "0@29", "0@28", "0@27", "0@26"]
     assert (found[0].left_out, found[1].left_out) == ("unsigned", "")
-    assert "undecodable" in found[0].said and "step 29" in found[1].said
+    assert "undecodable" in found[0].sentence and "step 29" in found[1].sentence
 
 
 @pytest.mark.parametrize(("topic", "num"), [(Topic.TRANSITIONS, 20), (Topic.REWARDS, 200)])
 def test_of_large_records_few_are_shown(board: Board, topic: Topic, num: int) -> None:
     """A group's tensors: two hundred of them were seconds, and megabytes of a page."""
-    shown = data.model(board, Ask(topic.value, {"n": "200"}))
+    shown = data.model(board, ViewQuery(topic.value, {"n": "200"}))
     assert (shown["num"], max(shown["counts"])) == (num, num)
 
 
@@ -175,7 +175,7 @@ async def test_each_view_says_why_nothing_new_comes(board: Board, of: str) -> No
     async with browser(board) as client:
         whole = (await client.get(of)).text
         part = (await client.get(of, headers={"HX-Request": "true"})).text
-        board.say("")
+        board.set_trouble("")
         again = (await client.get(of, headers={"HX-Request": "true"})).text
     assert whole.count("another reader &lt;has&gt; the broker") == part.count("another reader &lt;has&gt;") == 1
     assert "another reader" not in again
@@ -185,7 +185,7 @@ async def test_a_list_that_is_not_read_yet_does_not_say_that_nothing_fits(board:
     """It asks again, for what was asked; once all is read it says what it found."""
     async with browser(board) as client:
         waits = (await client.get("/groups?where=reward%3C1")).text
-        board.index_progress = Progress(0, 0)
+        board.index_progress = IndexProgress(0, 0)
         read = (await client.get("/groups?where=reward%3C1")).text
         empty = (await client.get("/groups")).text
     assert "are being read" in waits and 'hx-get="/groups?where=reward%3C1"' in waits and "No group fits" not in waits
@@ -253,7 +253,7 @@ def test_a_broker_that_is_closed_in_the_midst_of_a_measure_ends_no_thread(tmp_pa
 
     closing = new_board(tmp_path, Closed())
     with pytest.raises(UnavailableError, match="closed"):
-        Reading(closing, threading.Event(), starts={}).settle(1.0)
+        BoardReader(closing, threading.Event(), starts={}).settle(1.0)
 
 
 def eventually(claim: Callable[[], bool]) -> None:
@@ -272,14 +272,14 @@ def test_the_threads_keep_the_board_up_to_date(board: Board, memory_log: MemoryL
     assert last is not None
     for _ in range(last + 5):
         put(memory_log, Topic.DEAD_LETTERS, b"")
-    reading = Reading(board, threading.Event(), starts={TopicPartition(TOPICS.name(Topic.LLM_CALLS), 0): 0})
+    reading = BoardReader(board, threading.Event(), starts={TopicPartition(TOPICS.name(Topic.LLM_CALLS), 0): 0})
     reading.start()
     try:
         eventually(lambda: board.is_read)
         assert [one.step for one in board.state.steps] == [1, 2, 3]
         assert board.dead_letters.total() == last
         assert board.counts == {}
-        board.look()
+        board.note_look()
         eventually(lambda: bool(board.counts))
         assert board.counts[Topic.TRAINING_STEPS].num == 3
         assert set(board.counts[Topic.LLM_CALLS].lag) == {Stage.NORMALIZE}
@@ -292,7 +292,7 @@ def test_the_threads_keep_the_board_up_to_date(board: Board, memory_log: MemoryL
 def test_the_index_is_filled_when_a_view_asks_for_it(board: Board, memory_log: MemoryLog) -> None:
     """Not before; and on, when it is asked again."""
     put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(1)))
-    reading = Reading(board, threading.Event(), starts={})
+    reading = BoardReader(board, threading.Event(), starts={})
     reading.start()
     try:
         eventually(lambda: board.is_read)

@@ -15,7 +15,7 @@ from tests.versions import held_out
 from tracegrad.consumers.views.held_out import held_out_of
 from tracegrad.consumers.views.processes import ProcessRow, process_lines, process_rows
 from tracegrad.consumers.views.progress import (
-    Progress,
+    RunProgress,
     duration,
     glance_lines,
     next_lines,
@@ -78,7 +78,7 @@ def test_a_sparkline_is_never_wider_than_asked(values: list[float | None], width
 @given(st.lists(st.none() | st.floats(-5, 5), max_size=30), st.integers(1, 200))
 def test_no_line_is_wider_than_the_terminal(rewards: list[float | None], width: int) -> None:
     """However narrow that is."""
-    progress = Progress(30)
+    progress = RunProgress(30)
     progress.add_event(scored(0, 0.0, 0))
     for number, reward in enumerate(rewards, 1):
         progress.add_event(step(number, reward))
@@ -87,7 +87,7 @@ def test_no_line_is_wider_than_the_terminal(rewards: list[float | None], width: 
 
 def test_the_lines_tell_step_curve_scores_and_the_time_left() -> None:
     """By the median step; before the first one nothing but the held-out score."""
-    progress = Progress(10)
+    progress = RunProgress(10)
     assert progress.lines(79) == [] and progress.left_s is None
     progress.add_event(scored(0, 0.0, 0))
     (only,) = progress.lines(79)

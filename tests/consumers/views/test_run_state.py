@@ -12,7 +12,7 @@ from tests.consumers.views.folding import fold_all, new_state
 from tests.streams.make import TOPICS, Streams, event, rollout
 from tests.versions import ack as acknowledged
 from tests.versions import held_out
-from tracegrad.consumers.views.now import now_in
+from tracegrad.consumers.views.activity import activity_in
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import StepLines
 from tracegrad.schemas.log.protocol import Record
@@ -74,7 +74,7 @@ def test_an_engine_that_starts_again_serves_nothing_until_it_says_so() -> None:
 
     def told() -> tuple[list[int], bool]:
         state.newest_step = step(9)
-        served = now_in(state, steps=None, groups_per_step=1, concurrency=None).is_served
+        served = activity_in(state, steps=None, groups_per_step=1, concurrency=None).is_served
         return [one.version for one in state.serving], served
 
     assert told() == ([], True), "one without an engine of ours, as of a replay"

@@ -14,7 +14,7 @@ from tests.streams.credit.test_credit import member
 from tests.streams.make import TOPICS, agent_span, call, otlp, rollout
 from tests.versions import held_out
 from tracegrad.compose.run.show import JsonShow, Show
-from tracegrad.consumers.views.now import now_in
+from tracegrad.consumers.views.activity import activity_in
 from tracegrad.consumers.views.terminal import ArrivalLines, Event, StepLines
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
@@ -53,7 +53,7 @@ def test_each_held_out_pass_is_said_once_with_its_interval_and_its_version() -> 
 
 def test_what_a_run_waits_for_is_said_when_it_changed_and_at_most_each_second() -> None:
     """Of the state as it stands; by a view that is told how the run is meant."""
-    now = partial(now_in, steps=2, groups_per_step=1, concurrency=4)
+    now = partial(activity_in, steps=2, groups_per_step=1, concurrency=4)
     lines, state, streams = StepLines(now=now), new_state(), small_run()
     assert Topic.PROCESS_STATUS in lines.topics
     said = [event.text for at in (1.0, 1.5, 2.0) for event in lines.news(state, at)]
@@ -75,7 +75,7 @@ def test_the_held_out_pass_that_is_under_way_is_known_until_its_score() -> None:
     seen = []
     for offset, word in enumerate((held_out(0, step=0), held_out(0, 0.0, version=0, step=0))):
         state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=WEIGHTS.encode(word)), 0.0)
-        seen.append(now_in(state, steps=2, groups_per_step=1, concurrency=4).held_out)
+        seen.append(activity_in(state, steps=2, groups_per_step=1, concurrency=4).held_out)
     assert seen == [f"{held_out(0, step=0).num_tasks} tasks", ""]
 
 

@@ -14,8 +14,8 @@ from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation, folded
 from tests.streams.make import TOPICS, Streams
+from tracegrad.consumers.views.activity import activity_in
 from tracegrad.consumers.views.captured import RatedShare, TrafficLine
-from tracegrad.consumers.views.now import now_in
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import Event, StepLines, TrafficLines
 from tracegrad.consumers.views.watch import Watcher
@@ -101,7 +101,7 @@ def test_a_run_that_goes_on_knows_which_step_is_next_and_what_waits_for_it() -> 
         log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(step), (), 0)
     for record in streams.log[Topic.CLOSED_GROUPS] * 2:  # read twice, counted once
         log.append(TOPICS.name(Topic.CLOSED_GROUPS), record.key, record.value, record.headers, 0)
-    now = partial(now_in, steps=None, groups_per_step=4, concurrency=None)
+    now = partial(activity_in, steps=None, groups_per_step=4, concurrency=None)
     lines = TrafficLines(StepLines(now=now), wait_s=9.0, max_staleness=8, publish_every=1)
     told: list[Event] = []
     watcher = Watcher(log, TOPICS, new_state(), lines, told.append, begin="end")

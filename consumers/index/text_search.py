@@ -26,8 +26,8 @@ from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.tokens import ids_from_bytes
 
-from .build import Progress
-from .file import Form, empty, opened, transaction
+from .build import IndexProgress
+from .file import FileSchema, empty, opened, transaction
 
 __all__ = [
     "are_prompts_read",
@@ -46,7 +46,7 @@ _PART, _WHOLE = 4_000, 32_000
 """Characters of one text of an episode, and of all of them."""
 _WORD = re.compile(r"\w+")
 _MAX_WORDS = 16
-_FORM = Form(
+_FORM = FileSchema(
     2,
     (
         "CREATE TABLE topics(topic TEXT PRIMARY KEY, id TEXT, has_prompts INTEGER) WITHOUT ROWID",
@@ -79,7 +79,7 @@ def catch_up_said(
     connection: sqlite3.Connection,
     pieces: Pieces | None,
     *,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    tell: Callable[[IndexProgress], None] = lambda progress: None,
     stop: threading.Event | None = None,
 ) -> None:
     """Reads what came since, or until `stop` is set. Blocks. Raises UnavailableError.
@@ -109,7 +109,7 @@ def catch_up_said(
                 rows = [(where.partition, at) for where, at in chunk.positions.items()]
                 connection.executemany("INSERT OR REPLACE INTO positions VALUES(?, ?)", rows)
             stood = dict(chunk.positions)
-            tell(Progress(sum(stood.values()), sum(chunk.ends.values())))
+            tell(IndexProgress(sum(stood.values()), sum(chunk.ends.values())))
             if chunk.is_caught_up:
                 return
 

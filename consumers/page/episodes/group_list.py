@@ -2,7 +2,7 @@
 
     /groups?where=reward<1 tools_failed>0     terms, as `tracegrad episodes --where` has them
     /groups?q=eval-20                         a task, an agent, a tool, why it was left out, how an id begins, or what
-                                              was said in an episode (said.py)
+                                              was said in an episode (text_search.py)
     /groups?before=AT.PLACE                   the next page
 
 Invariant: a filter is the URL's, so a link shows the same. Failure: terms that are not understood are told, with none
@@ -21,12 +21,12 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Term, parse
 
 from ...episode_facts import FIELDS
-from ...index.groups import GroupFacts, groups_where
+from ...index.group_facts import GroupFacts, groups_where
 from ...index.query import KINDS, Question
-from ..board import Ask, Board
+from ..board import Board, ViewQuery
 from ..view import View
 
-__all__ = ["VIEW", "Found", "find_groups"]
+__all__ = ["VIEW", "GroupsPage", "find_groups"]
 
 _ROWS = 50
 _MAX_SEARCHED = 200
@@ -47,7 +47,7 @@ _USUAL = (
 )
 
 
-class Found(NamedTuple):
+class GroupsPage(NamedTuple):
     """A page of the list."""
 
     rows: list[GroupFacts]
@@ -56,13 +56,13 @@ class Found(NamedTuple):
     error: str
 
 
-def find_groups(connection: sqlite3.Connection, query: dict[str, str], said: Sequence[str] = ()) -> Found:
+def find_groups(connection: sqlite3.Connection, query: dict[str, str], said: Sequence[str] = ()) -> GroupsPage:
     """By what the URL's query asks; `said` are the episodes in which what is searched was said."""
     where, searched = query.get("where", ""), query.get("q", "").strip()
     try:
         terms = parse(where, KINDS, by="Where")
     except ConfigurationError as error:
-        return Found([], "", str(error))
+        return GroupsPage([], "", str(error))
     place = _BEFORE.fullmatch(query.get("before", ""))
     before = (int(place[1]), int(place[2])) if place else None
     found: list[GroupFacts] = []
@@ -77,7 +77,7 @@ def find_groups(connection: sqlite3.Connection, query: dict[str, str], said: Seq
         last = rows[_ROWS - 1]
         asked = {"where": where, "q": searched, "before": f"{last.at_ms}.{last.place}"}
         after = urlencode({name: value for name, value in asked.items() if value})
-    return Found(rows[:_ROWS], after, "")
+    return GroupsPage(rows[:_ROWS], after, "")
 
 
 def _searches(text: str) -> list[Term]:
@@ -90,7 +90,7 @@ def _searches(text: str) -> list[Term]:
     return terms
 
 
-def _model(board: Board, ask: Ask) -> dict[str, Any]:
+def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:
     searched = ask.query.get("q", "").strip()[:_MAX_SEARCHED]
     most = _MAX_SAID_WHERE if ask.query.get("where") else _MAX_SAID
     said = board.episodes_that_said(searched, most) if searched else []

@@ -21,12 +21,12 @@ from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, Offsets, TopicPartition
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
 
-from ..index.build import Progress, catch_up
-from ..index.said import catch_up_said, open_said
+from ..index.build import IndexProgress, catch_up
 from ..index.schema import open_index
+from ..index.text_search import catch_up_said, open_said
 from .board import Board, TopicCount
 
-__all__ = ["FOLDED", "Reading", "read_said"]
+__all__ = ["FOLDED", "BoardReader", "read_said"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _AGAIN_S = 2.0
 _SETTLE_S = 0.05
 
 
-class Reading:
+class BoardReader:
     """The threads of one page; `start` once the board has its log."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Reading:
                 if self._stop.is_set():
                     return
                 logger.warning("page: %s: %s", name, error)
-                self._board.say(f"nothing new is read: {error}")
+                self._board.set_trouble(f"nothing new is read: {error}")
                 self._stop.wait(_AGAIN_S)
 
     def _fold(self) -> None:
@@ -159,7 +159,7 @@ class Reading:
                 }
                 counts = _counts(ends, lag, per_s)
                 before, at = {topic: _end(kept_of) for topic, kept_of in ends.items()}, now
-                board.say("")
+                board.set_trouble("")
                 if counts != board.counts:
                     with board.lock:
                         board.counts, board.ends = counts, ends
@@ -187,13 +187,13 @@ class Reading:
             board.is_indexed = True
             board.changed()
 
-    def _catch_up(self, tell: Callable[[Progress], None]) -> None:
+    def _catch_up(self, tell: Callable[[IndexProgress], None]) -> None:
         board = self._board
         assert board.opened is not None
         with open_index(board.index_path) as connection:
             catch_up(board.opened, board.topics, board.about.policy, connection, tell=tell, patience_s=_PATIENCE_S)
 
-    def _tell(self, progress: Progress) -> None:
+    def _tell(self, progress: IndexProgress) -> None:
         if progress != self._board.index_progress:
             self._board.index_progress = progress
             self._board.changed()
@@ -202,7 +202,7 @@ class Reading:
 def read_said(board: Board, stop: threading.Event | None = None) -> None:
     """What was said since, into its file. Blocks. Raises UnavailableError."""
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: IndexProgress) -> None:
         board.said_progress = progress
 
     with open_said(board.said_path) as connection:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tracegrad.consumers.views.now import Now, open_of, slots_of, trouble_of, waiting_text
+from tracegrad.consumers.views.activity import Activity, open_of, slots_of, trouble_of, waiting_text
 from tracegrad.schemas.metrics import ENGINE_SLOTS, ENGINE_SLOTS_USED, OPEN
 from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess
 
@@ -70,7 +70,7 @@ NOW = {
 )
 def test_a_run_says_what_it_waits_for(changed: dict[str, Any], expected: str) -> None:
     """Each case takes one thing away."""
-    assert waiting_text(Now(**{**NOW, **changed})) == expected
+    assert waiting_text(Activity(**{**NOW, **changed})) == expected
 
 
 def test_what_workers_hold_open_is_of_their_stage() -> None:

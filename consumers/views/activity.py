@@ -1,6 +1,6 @@
 """What goes on in a run at this moment, and what it waits for, in one sentence.
 
-In: numbers that the run's topics and processes tell. Out: `Now`, and its sentence. Invariants: pure; it says the
+In: numbers that the run's topics and processes tell. Out: `Activity`, and its sentence. Invariants: pure; it says the
 first thing that holds the rest up, in the order of the flow, and nothing that the numbers do not tell. Failure: none.
 """
 
@@ -16,10 +16,10 @@ from tracegrad.schemas.topics import Stage
 
 from .run_state import RunState
 
-__all__ = ["Now", "now_in", "open_of", "slots_of", "trouble_of", "waiting_text"]
+__all__ = ["Activity", "activity_in", "open_of", "slots_of", "trouble_of", "waiting_text"]
 
 
-class Now(msgspec.Struct, frozen=True, kw_only=True):
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """A run at this moment."""
 
     is_live: bool
@@ -56,10 +56,10 @@ def open_of(reports: Iterable[ProcessReport], stage: str) -> int:
     return int(sum(report.counters.get(OPEN.name, 0) for report in mine))
 
 
-def now_in(state: RunState, *, steps: int | None, groups_per_step: int, concurrency: int | None) -> Now:
+def activity_in(state: RunState, *, steps: int | None, groups_per_step: int, concurrency: int | None) -> Activity:
     """Of a live run, as far as its state tells; an agent counts as at work until its episode is there."""
     reports, step = state.reports.values(), state.newest_step.step if state.newest_step else 0
-    return Now(
+    return Activity(
         is_live=True,
         step=step,
         steps=steps,
@@ -100,7 +100,7 @@ def trouble_of(processes: Iterable[SupervisedProcess]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def waiting_text(now: Now) -> str:
+def waiting_text(now: Activity) -> str:
     """One sentence."""
     if not now.is_live:
         goes_on = f" of {now.steps}: its command, given again, goes on" if (now.steps or 0) > now.step else ""
@@ -127,7 +127,7 @@ def waiting_text(now: Now) -> str:
     return f"The trainer waits for rollouts: {', '.join(words)}."
 
 
-def _agents(now: Now) -> str:
+def _agents(now: Activity) -> str:
     if now.concurrency is None:
         return "agents come by themselves"
     if now.num_running >= now.concurrency:
@@ -139,7 +139,7 @@ def _counted(num: int, one: str, many: str) -> str:
     return f"{num} {one if num == 1 else many}"
 
 
-def _reasons(now: Now) -> Sequence[str]:
+def _reasons(now: Activity) -> Sequence[str]:
     """What the missing groups are held up by."""
     found = []
     if now.num_running or now.concurrency is None:

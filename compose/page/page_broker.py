@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from tracegrad.consumers.page.board import Board
-from tracegrad.consumers.page.reading import Reading
+from tracegrad.consumers.page.board_reader import BoardReader
 from tracegrad.schemas.errors import TracegradError
 
 from ..history.index import is_current, mark_current
@@ -33,7 +33,7 @@ def keep_broker(run_dir: RunDir, board: Board, stop: threading.Event) -> None:
         if must_read or board.asks_log or is_searched or (board.wanted.is_set() and not _knows_all(run_dir, board)):
             try:
                 _open(run_dir, board, stop)
-                board.say("")
+                board.set_trouble("")
             except TracegradError as error:
                 if must_read:
                     raise
@@ -55,7 +55,7 @@ def _open(run_dir: RunDir, board: Board, stop: threading.Event) -> None:
         opened, done = Wiring(run_dir, bootstrap_servers=servers), threading.Event()
         must_read = not board.is_read
         board.connect(opened.log(), opened.kafka(), servers)
-        reading = Reading(board, done, starts=run_dir.starts, folds=must_read)
+        reading = BoardReader(board, done, starts=run_dir.starts, folds=must_read)
         reading.start()
         try:
             if must_read:
@@ -69,6 +69,6 @@ def _open(run_dir: RunDir, board: Board, stop: threading.Event) -> None:
         mark_current(run_dir)
 
 
-def _is_wanted(board: Board, reading: Reading) -> bool:
+def _is_wanted(board: Board, reading: BoardReader) -> bool:
     asks = board.asks_log or board.wanted.is_set() or board.said_wanted.is_set()
     return asks or reading.is_busy

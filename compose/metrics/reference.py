@@ -1,4 +1,4 @@
-"""docs/metrics.md, made of the declarations: `python -m tracegrad.compose.metrics.page > docs/metrics.md`."""
+"""docs/metrics.md, made of the declarations: `python -m tracegrad.compose.metrics.reference > docs/metrics.md`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["metrics_markdown"]
 
 _INTRO = """# Metrics
 
-Generated from `schemas/metrics/` by `python -m tracegrad.compose.metrics.page`; do not edit.
+Generated from `schemas/metrics/` by `python -m tracegrad.compose.metrics.reference`; do not edit.
 
 What each process of a run counts since it started. The name is Prometheus'; `process_status`, `tracegrad status --json`
 and the processes' logs have the one in the last column. A label has at most 100 values, of 100 characters; more are

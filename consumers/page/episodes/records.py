@@ -26,14 +26,14 @@ from tracegrad.schemas.records.training import ADVANTAGES
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic, Topics
 
+from ...index.origins import records_at
 from ...index.query import Question, find
-from ...index.read_back import records_at
-from .spans import SpanSeen, seen
+from .spans import SpanView, span_view
 
 __all__ = [
-    "Read",
-    "Trained",
-    "TrainedCall",
+    "CallCredit",
+    "EpisodeRecord",
+    "GroupCredit",
     "facts_of",
     "facts_of_group",
     "read_episodes",
@@ -46,14 +46,14 @@ _MAX_SAID = 100
 _MAX_MEMBERS = 256
 
 
-class Read(NamedTuple):
+class EpisodeRecord(NamedTuple):
     """An episode's record, and of what it was made."""
 
     episode: Episode
     made: MadeOf | None
 
 
-class TrainedCall(NamedTuple):
+class CallCredit(NamedTuple):
     """What a group's record says of a call."""
 
     return_: float
@@ -65,13 +65,13 @@ class TrainedCall(NamedTuple):
     """What the trainer made of it, where a topic tells."""
 
 
-class Trained(NamedTuple):
+class GroupCredit(NamedTuple):
     """A group's record on `transitions`."""
 
     summary: GroupSummary
-    calls: Mapping[str, TrainedCall]
+    calls: Mapping[str, CallCredit]
     """By call id."""
-    said: Sequence[Reward] = ()
+    feedback: Sequence[Reward] = ()
     """What was said of its episode behind the close, and counted: no record of `episodes` tells it."""
 
 
@@ -92,7 +92,7 @@ def facts_of_group(connection: sqlite3.Connection, id_: str) -> list[dict[str, A
     return found
 
 
-def read_episodes(log: Log, topics: Topics, facts: Iterable[Mapping[str, Any]]) -> dict[str, Read]:
+def read_episodes(log: Log, topics: Topics, facts: Iterable[Mapping[str, Any]]) -> dict[str, EpisodeRecord]:
     """Their records, by episode; those that are gone, or that nobody can read, are left out. Blocks."""
     found = {}
     places = [(one["partition"], one["offset"]) for one in facts]
@@ -101,11 +101,11 @@ def read_episodes(log: Log, topics: Topics, facts: Iterable[Mapping[str, Any]]) 
             episode = EPISODES.decode(record.value)
         except RecordError:
             continue
-        found[episode.episode_id] = Read(episode, made_of(record.headers, MadeOf))
+        found[episode.episode_id] = EpisodeRecord(episode, made_of(record.headers, MadeOf))
     return found
 
 
-def read_trained(log: Log, topics: Topics, connection: sqlite3.Connection, group: str) -> Trained | None:
+def read_trained(log: Log, topics: Topics, connection: sqlite3.Connection, group: str) -> GroupCredit | None:
     """A group as credit wrote it; None: it has not, or will not. Blocks."""
     row = connection.execute('SELECT "offset" FROM groups WHERE id = ?', (group,)).fetchone()
     places = [(partition_of(), row[0])] if row is not None and row[0] is not None else []
@@ -115,7 +115,7 @@ def read_trained(log: Log, topics: Topics, connection: sqlite3.Connection, group
         except RecordError:
             return None
         calls = _with_advantages(_calls(rows), _advantages(log, topics, connection, group))
-        return Trained(summary, calls, _said(log, topics, made_of(record.headers, GroupMadeOf)))
+        return GroupCredit(summary, calls, _said(log, topics, made_of(record.headers, GroupMadeOf)))
     return None
 
 
@@ -153,29 +153,29 @@ def _advantages(log: Log, topics: Topics, connection: sqlite3.Connection, group:
     return {}
 
 
-def _with_advantages(calls: Mapping[str, TrainedCall], told: Mapping[str, float]) -> dict[str, TrainedCall]:
+def _with_advantages(calls: Mapping[str, CallCredit], told: Mapping[str, float]) -> dict[str, CallCredit]:
     return {call: one._replace(advantage=told.get(call)) for call, one in calls.items()}
 
 
-def _calls(rows: Iterable[SegmentRow]) -> dict[str, TrainedCall]:
+def _calls(rows: Iterable[SegmentRow]) -> dict[str, CallCredit]:
     """Each call once: as in the row where it trains, else in any."""
-    found: dict[str, TrainedCall] = {}
+    found: dict[str, CallCredit] = {}
     for row in rows:
         for turn in row.turns:
             mask = row.loss_mask[turn.start : turn.end].tobytes()
             known = found.get(turn.call_id)
             if known is None or (any(mask) and not any(known.mask)):
-                found[turn.call_id] = TrainedCall(turn.return_, turn.peers, turn.weight, mask)
+                found[turn.call_id] = CallCredit(turn.return_, turn.peers, turn.weight, mask)
     return found
 
 
-def read_spans(log: Log, topics: Topics, made: MadeOf | None) -> list[SpanSeen]:
+def read_spans(log: Log, topics: Topics, made: MadeOf | None) -> list[SpanView]:
     """The spans that an episode was made of, as far as a bounded number of records holds them. Blocks."""
     if made is None:
         return []
     places = chain.from_iterable(_places(positions, Topic.OTLP_SPANS) for positions in made.parts.values())
     wanted = set(islice(places, _MAX_SPAN_RECORDS))
-    found: dict[str, SpanSeen] = {}
+    found: dict[str, SpanView] = {}
     for record in records_at(log, topics.name(Topic.OTLP_SPANS), wanted):
         try:
             spans = list(spans_of(decode_spans(record.value)))
@@ -184,5 +184,5 @@ def read_spans(log: Log, topics: Topics, made: MadeOf | None) -> list[SpanSeen]:
         own = [one for one in spans if one[2].trace_id.hex() in made.parts]
         # A conversation's key is no trace's; one record then holds one trace, unless ranges were told as one.
         for resource, scope, span in own or (spans if made.gap == 1 else ()):
-            found[span.span_id.hex()] = seen(resource, scope, span)
+            found[span.span_id.hex()] = span_view(resource, scope, span)
     return list(found.values())

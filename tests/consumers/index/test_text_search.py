@@ -17,9 +17,9 @@ from tests.consumers.index.indexing import Busy
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS
 from tracegrad.consumers.index import file
-from tracegrad.consumers.index.build import Progress
+from tracegrad.consumers.index.build import IndexProgress
 from tracegrad.consumers.index.file import transaction
-from tracegrad.consumers.index.said import (
+from tracegrad.consumers.index.text_search import (
     are_prompts_read,
     catch_up_said,
     episodes_that_said,
@@ -155,7 +155,7 @@ def test_who_may_not_write_is_told_which_file(
 
 def test_what_came_since_is_read_on(connection: sqlite3.Connection, episode: Episode) -> None:
     """Each record once, and progress is told; a record that says nothing is passed over."""
-    log, told = log_of(episode), list[Progress]()
+    log, told = log_of(episode), list[IndexProgress]()
     catch_up_said(log, NAME, connection, words, tell=told.append)
     MemoryLog.append(log, NAME, b"k", b"no episode", (), None)
     other = msgspec.structs.replace(episode, episode_id="f" * 32)
