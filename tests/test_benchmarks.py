@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.compose.page.serving import served
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state
 from tracegrad.compose.page.page_file import PAGE_FILE, PageFile
@@ -165,3 +166,54 @@ def test_the_workers_benchmark_folds_as_the_worker_asks() -> None:
     for name in ("reset", "restore", "fold", "propose"):
         own, asked = (inspect.signature(getattr(one, name)).parameters for one in (fold, Fold))
         assert [*own] == [*asked], name
+
+
+def test_normalize_benchmark_still_runs() -> None:
+    """One round: a line for each kind of spans."""
+    command = [sys.executable, str(BENCHMARKS / "normalize.py"), "--rounds", "1"]
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
+    assert [line[:26].strip() for line in done.stdout.splitlines()] == [
+        "plain spans", "model calls", "recordings of frameworks",
+    ]  # fmt: skip
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+def test_streams_worker_benchmark_still_runs(broker: str) -> None:
+    """A hundred messages: Faust alone, then the worker, each loop takes all of them."""
+    arguments = ("--messages", "100", "--bytes", "100", "--bootstrap-servers", broker)
+    command = [sys.executable, str(BENCHMARKS / "streams_worker.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
+    assert [line.partition("  ")[0] for line in done.stdout.splitlines()] == [
+        "bare Faust agent",
+        "worker, acknowledges only",
+        "worker, one output (normalize)",
+        "worker, output and marker",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_hostile_clients_benchmark_still_runs() -> None:
+    """Two requests beside two clients: each gateway answers the good one, whatever is sent beside it."""
+    command = [sys.executable, str(BENCHMARKS / "hostile_clients.py"), "--requests", "2", "--clients", "2"]
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True, env=env)
+    assert len(done.stdout.splitlines()) >= 2
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+def test_page_load_benchmark_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two clients of a page for three seconds, one of which reads nothing; the other hears of the run."""
+    with served(tmp_path) as live:
+        arguments = ["page_load.py", "--run", str(live.wiring.run_dir.path), "--clients", "2", "--mute", "1"]
+        monkeypatch.setattr(sys, "argv", [*arguments, "--seconds", "3"])
+        main = runpy.run_path(str(BENCHMARKS / "page_load.py"))
+        pids = {"page": os.getpid(), "kafka": live.kafka.pid}
+        monkeypatch.setitem(main["main"].__globals__, "pids_of", lambda run: pids)
+        main["main"]()
+    assert "heard in the last 20 s: 1 of 1" in capsys.readouterr().out
