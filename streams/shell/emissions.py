@@ -37,9 +37,6 @@ MAX_IN_FLIGHT = 1_000
 """Emissions that wait for acknowledgement; at the bound, reading waits."""
 MAX_BYTES_IN_FLIGHT = 64 * 1024 * 1024
 """Of outputs not yet acknowledged; large episodes reach it before the bound on their number."""
-_OVERLOADED_PAUSE_S = 0.05
-_LOOK_S = 0.002
-"""Acknowledgements are looked for this often: waking the event loop from the writer's thread for each costs more."""
 
 
 @dataclass(slots=True)
@@ -67,6 +64,10 @@ class Emissions:
     max_in_flight: int = MAX_IN_FLIGHT
     before_marker: Callable[[], None] = lambda: None
     """Called between an emission's last acknowledged output and its marker."""
+    pause_s: float = 0.05
+    """Before another try where the writer's queue is full."""
+    look_s: float = 0.002
+    """Acknowledgements are looked for this often: waking the event loop from the writer's thread costs more."""
     num_in_flight: int = 0
     """Emissions whose inputs are not done yet."""
     _num_bytes: int = 0
@@ -127,7 +128,7 @@ class Emissions:
                     partition=output.partition,
                 )
             except OverloadedError:
-                await asyncio.sleep(_OVERLOADED_PAUSE_S)
+                await asyncio.sleep(self.pause_s)
 
     async def run(self) -> None:
         """Follows the acknowledgements until cancelled. Raises what an append failed with."""
@@ -135,7 +136,7 @@ class Emissions:
             await self._has_work.wait()
             self._has_work.clear()
             while self.num_in_flight:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(self.look_s)
                 await self._advance()
 
     async def drain(self, timeout_s: float) -> bool:

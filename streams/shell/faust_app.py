@@ -30,7 +30,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
 
-from .config import StreamsHandles
+from .config import WAITS, StreamsHandles
 
 __all__ = ["FaustSeam"]
 
@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 _BUFFERED_MESSAGES = 512
 """Messages that Faust may hold ready for the fold; a worker far behind would otherwise hold 4096 large records."""
-SESSION_TIMEOUT_S = 10.0
-"""Kafka session: how long a killed worker's partitions stand still at most."""
 _FETCH_MAX_WAIT_MS = 50
 """Faust's hard-coded 1500 stalls busy partitions behind idle ones."""
 _FETCH_MIN_BYTES = 64 * 1024
@@ -158,7 +156,9 @@ class FaustSeam:
     Must be made inside the event loop that will run it.
     """
 
-    def __init__(self, handles: StreamsHandles, *, stage: Stage, topics: Topics) -> None:
+    def __init__(
+        self, handles: StreamsHandles, *, stage: Stage, topics: Topics, session_s: float = WAITS.session_s
+    ) -> None:
         self.group = topics.group(stage)
         self.inputs = tuple(topics.name(topic) for topic in INPUTS[stage])
         folder = Path(handles.data_dir) / "faust"
@@ -184,8 +184,8 @@ class FaustSeam:
             broker_commit_interval=_NEVER_S,
             broker_commit_livelock_soft_timeout=_NEVER_S,
             broker_request_timeout=_REQUEST_TIMEOUT_S,
-            broker_session_timeout=SESSION_TIMEOUT_S,
-            broker_heartbeat_interval=SESSION_TIMEOUT_S / 4,
+            broker_session_timeout=session_s,
+            broker_heartbeat_interval=session_s / 4,
             consumer_auto_offset_reset="earliest",
             consumer_group_instance_id=handles.instance_id,
         )

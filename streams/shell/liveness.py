@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 STALL_S = 60.0
 """A delivered position that stands still this long under lag ends the worker, as do markers that do not come."""
-_LOOK_S = 10.0
-"""How long to look for a record."""
 _LOOK_RECORDS = 1_000
 """How many offsets a look brings at most."""
 
@@ -69,11 +67,13 @@ class Liveness:
 
     Args:
         stall_s: how long a position may stand still under lag, or an assignment may take.
+        look_s: how long to look for a record.
     """
 
-    def __init__(self, log: Log, *, stall_s: float = STALL_S) -> None:
+    def __init__(self, log: Log, *, stall_s: float = STALL_S, look_s: float = 10.0) -> None:
         self._log = log
         self._stall_s = stall_s
+        self._look_s = look_s
         self._since: dict[TopicPartition, tuple[int, float]] = {}
         self._waiting_since: float | None = None
         self._looks: dict[TopicPartition, tuple[int, Sequence[int]]] = {}
@@ -89,12 +89,12 @@ class Liveness:
         """
         begin, offsets = self._looks.get(where, (0, ()))
         if not (offsets and begin <= expected and delivered <= offsets[-1]):
-            offsets = _look(self._log, where, expected)
+            offsets = self._look(where, expected)
             if not offsets:
                 # Silence proves nothing, while committing past a record that was passed over loses it.
                 raise UnavailableError(
                     f"expected the record at offset {delivered} of {where.topic!r} partition {where.partition} within "
-                    f"{_LOOK_S} s, got none from {expected} on; restart and read again"
+                    f"{self._look_s} s, got none from {expected} on; restart and read again"
                 )
             self._looks[where] = (expected, offsets)
         found = offsets[bisect_left(offsets, expected)]
@@ -144,7 +144,7 @@ class Liveness:
         if position == end or position != seen:
             self._since[where] = (position, now_s)
         elif now_s - since_s > self._stall_s:
-            if found := _look(self._log, where, position):
+            if found := self._look(where, position):
                 raise UnavailableError(
                     f"expected offset {found[0]} of {where.topic!r} partition {where.partition} to be delivered within "
                     f"{self._stall_s} s, got position {position} standing still; restart"
@@ -152,21 +152,20 @@ class Liveness:
             self._since[where] = (position, now_s)
         return end - position
 
-
-def _look(log: Log, where: TopicPartition, start: int) -> Sequence[int]:
-    """The offsets of the next records at or after `start`; empty when none came in time."""
-    deadline = time.monotonic() + _LOOK_S
-    chunks = follow(
-        log,
-        [where.topic],
-        starts={where: start},
-        partitions=[where.partition],
-        poll_s=0.5,
-        max_records=_LOOK_RECORDS,
-        patience_s=_LOOK_S,
-    )
-    with closing(chunks):
-        for chunk in chunks:
-            if chunk.records or time.monotonic() > deadline:
-                return [record.offset for record in chunk.records]
-    return ()
+    def _look(self, where: TopicPartition, start: int) -> Sequence[int]:
+        """The offsets of the next records at or after `start`; empty when none came in time."""
+        deadline = time.monotonic() + self._look_s
+        chunks = follow(
+            self._log,
+            [where.topic],
+            starts={where: start},
+            partitions=[where.partition],
+            poll_s=0.5,
+            max_records=_LOOK_RECORDS,
+            patience_s=self._look_s,
+        )
+        with closing(chunks):
+            for chunk in chunks:
+                if chunk.records or time.monotonic() > deadline:
+                    return [record.offset for record in chunk.records]
+        return ()

@@ -31,7 +31,7 @@ from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Topics
 
 from .assignment import Assignment
-from .config import StreamsHandles
+from .config import WAITS, StreamsHandles, WorkerWaits
 from .emissions import Emissions
 from .faust_app import FaustSeam
 from .liveness import Liveness, check_partitions, group_starts
@@ -40,18 +40,6 @@ from .poison import PoisonList
 __all__ = ["run_fold"]
 
 logger = logging.getLogger(__name__)
-
-COMMIT_INTERVAL_S = 1.0
-"""Between commits of the low-water marks."""
-_PROPOSE_INTERVAL_S = 0.5
-"""Between looks for due close proposals."""
-_GAUGES_INTERVAL_S = 1.0
-_LIVENESS_INTERVAL_S = 5.0
-_STOP_POLL_S = 0.05
-_DRAIN_S = 10.0
-"""At a clean stop, how long emissions in flight may take; what is left comes again."""
-_STOP_S = 15.0
-_COMMIT_S = 5.0
 
 
 def run_fold(
@@ -63,6 +51,7 @@ def run_fold(
     stop: threading.Event,
     metrics: Metrics,
     before_marker: Callable[[], None] = lambda: None,
+    waits: WorkerWaits = WAITS,
 ) -> None:
     """Runs a fold until `stop` is set; then drains, commits and leaves the group.
 
@@ -83,7 +72,7 @@ def run_fold(
 
     async def serve() -> None:
         # Faust wants what it works in to be made inside its event loop.
-        await _Worker(fold, handles, topics, log, writer, metrics, before_marker).serve(stop)
+        await _Worker(fold, handles, topics, log, writer, metrics, before_marker, waits).serve(stop)
 
     retry(check, doing="checking topics and offsets", patience_s=AWAY_S)
     with closing(log.writer()) as writer:
@@ -113,10 +102,12 @@ class _Worker:
         writer: LogWriter,
         metrics: Metrics,
         before_marker: Callable[[], None],
+        waits: WorkerWaits = WAITS,
     ) -> None:
         self._fold = fold
+        self._waits = waits
         self._metrics = metrics
-        self._seam = FaustSeam(handles, stage=fold.stage, topics=topics)
+        self._seam = FaustSeam(handles, stage=fold.stage, topics=topics, session_s=waits.session_s)
         self._ledger = Ledger()
         self._emissions = Emissions(
             writer=writer,
@@ -152,10 +143,10 @@ class _Worker:
                 ("stop", self._until(stop)),
                 ("app", self._run_app()),
                 ("emissions", self._emissions.run()),
-                ("commit", _every(COMMIT_INTERVAL_S, self._commit)),
-                ("propose", _every(_PROPOSE_INTERVAL_S, self._propose)),
-                ("liveness", _every(_LIVENESS_INTERVAL_S, self._check_liveness)),
-                ("gauges", _every(_GAUGES_INTERVAL_S, self._measure)),
+                ("commit", _every(self._waits.commit_s, self._commit)),
+                ("propose", _every(self._waits.propose_s, self._propose)),
+                ("liveness", _every(self._waits.liveness_s, self._check_liveness)),
+                ("gauges", _every(self._waits.measure_s, self._measure)),
             )
         ]
         is_clean = False
@@ -174,7 +165,7 @@ class _Worker:
             reason = self._seam.crash_reason
             if reason is not None:
                 raise UnavailableError(f"expected the Faust app to run, got its crash: {reason!r}") from reason
-            await asyncio.sleep(_STOP_POLL_S)
+            await asyncio.sleep(self._waits.poll_s)
 
     async def _run_app(self) -> None:
         await self._seam.app.start()
@@ -185,15 +176,15 @@ class _Worker:
         """Clean: what is in flight is acknowledged and committed first, and the group is left at once."""
         self._assignment.is_closing = True
         if is_clean:
-            if not await self._emissions.drain(_DRAIN_S):
+            if not await self._emissions.drain(self._waits.drain_s):
                 num_left = self._emissions.num_in_flight
                 logger.warning("streams %s: %d emissions still in flight", self._fold.stage, num_left)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._commit(), _COMMIT_S)
+                await asyncio.wait_for(self._commit(), self._waits.stop_s / 3)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._started.wait(), _STOP_S)
-        if not await self._seam.stop(leave=is_clean, timeout_s=_STOP_S):
-            logger.warning("streams %s: the Faust app did not stop within %s s", self._fold.stage, _STOP_S)
+                await asyncio.wait_for(self._started.wait(), self._waits.stop_s)
+        if not await self._seam.stop(leave=is_clean, timeout_s=self._waits.stop_s):
+            logger.warning("streams %s: the Faust app did not stop within %s s", self._fold.stage, self._waits.stop_s)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,7 +21,7 @@ from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
 from tracegrad.streams.shell import worker
-from tracegrad.streams.shell.config import StreamsHandles
+from tracegrad.streams.shell.config import StreamsHandles, WorkerWaits
 
 TOPICS = Topics(run=RunName("run"))
 WHERE = TopicPartition(TOPICS.name(INPUTS[Stage.ASSEMBLE][0]), 0)
@@ -67,13 +67,13 @@ async def test_a_topic_made_anew_under_a_running_worker_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offsets lie within the new one too, so only the id tells; a worker that runs looks every 5 s."""
-    assert worker._LIVENESS_INTERVAL_S == 5.0
-    monkeypatch.setattr(worker, "_LIVENESS_INTERVAL_S", 0.01)
+    assert WorkerWaits().liveness_s == 5.0
     monkeypatch.setattr(worker, "FaustSeam", _Seam)
     log, admin = KafkaLog("127.0.0.1:1", starts={WHERE.topic: TopicStart("first")}), _Admin()
     vars(log)["admin"] = admin
     handles = StreamsHandles(bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path), partitions=1)
-    made = worker._Worker(CountingFold(), handles, TOPICS, log, MemoryLog().writer(), Metrics(), lambda: None)
+    waits = WorkerWaits(liveness_s=0.01)
+    made = worker._Worker(CountingFold(), handles, TOPICS, log, MemoryLog().writer(), Metrics(), lambda: None, waits)
     made._assignment.is_ready, made._assignment.starts = True, {WHERE: 10}
     stop = threading.Event()
     serving = asyncio.create_task(made.serve(stop))

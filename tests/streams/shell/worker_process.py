@@ -27,8 +27,8 @@ from tracegrad.schemas.records.facts import EPISODE_EVENTS
 from tracegrad.schemas.topics import Stage, Topics
 from tracegrad.streams.config import StreamRules
 from tracegrad.streams.folds import build_fold
-from tracegrad.streams.shell import faust_app, worker
-from tracegrad.streams.shell.config import StreamsHandles
+from tracegrad.streams.shell import worker
+from tracegrad.streams.shell.config import StreamsHandles, WorkerWaits
 
 __all__ = ["Plan"]
 
@@ -44,8 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of CountingFold; None: the stage's own fold."""
     kill_once: str | None = None
     """A file; unless it exists, the process dies between its first output and the marker."""
-    session_timeout_s: float = faust_app.SESSION_TIMEOUT_S
-    commit_interval_s: float = worker.COMMIT_INTERVAL_S
+    session_timeout_s: float = WorkerWaits().session_s
+    commit_interval_s: float = WorkerWaits().commit_s
     max_delay_s: float = 0.0
     """Acknowledgements arrive late by up to this, out of order."""
     is_outdated: bool = False
@@ -83,7 +83,6 @@ def main() -> int:
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    faust_app.SESSION_TIMEOUT_S, worker.COMMIT_INTERVAL_S = plan.session_timeout_s, plan.commit_interval_s
     log = KafkaLog(plan.handles.bootstrap_servers)
     if plan.max_delay_s:
         log = _LateLog(plan.handles.bootstrap_servers)
@@ -103,6 +102,7 @@ def main() -> int:
             stop=stop,
             metrics=Metrics(),
             before_marker=kill_once(Path(plan.kill_once)) if plan.kill_once else lambda: None,
+            waits=WorkerWaits(session_s=plan.session_timeout_s, commit_s=plan.commit_interval_s),
         )
     except FatalError as error:
         logging.error("fatal: %s: %s", type(error).__name__, error)
