@@ -22,6 +22,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +46,7 @@ __all__ = [
     "Seconds",
     "Section",
     "Whole",
+    "declared",
     "documented",
     "function_of",
     "module_of",
@@ -198,6 +200,11 @@ def module_of(file: str, key: str) -> ModuleType:
         where = f"line {(at or [getattr(error, 'lineno', 0)])[-1]}: {type(error).__name__}"
         raise ConfigurationError(f"{key}: {file} cannot be run: {where}: {error}; mend it and start again") from error
     return module
+
+
+def declared(group: str) -> dict[str, EntryPoint]:
+    """What installed packages declare under a group of entry points, by name."""
+    return {one.name: one for one in entry_points(group=group)}
 
 
 def function_of(reference: str, key: str) -> Callable[..., Any]:

@@ -11,8 +11,10 @@ read as absent; nothing raises.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -95,7 +97,6 @@ class GroupMadeOf(msgspec.Struct, frozen=True, kw_only=True):
 
 M = TypeVar("M", MadeOf, GroupMadeOf)
 _ENCODER = msgspec.json.Encoder(order="deterministic")
-_PARTS: msgspec.json.Decoder[Parts] = msgspec.json.Decoder(Parts)
 
 
 def place_of(topic: Topic, partition: int) -> str:
@@ -143,13 +144,20 @@ def origin_header(parts: Parts) -> Headers:
 
 def origins_in(headers: Headers) -> Parts:
     """The parts that a record's headers tell; none where they do not."""
-    for name, value in headers:
-        if name == ORIGIN_HEADER:
-            try:
-                return _PARTS.decode(value)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                return {}
-    return {}
+    return _told_in(headers, ORIGIN_HEADER, Parts) or {}
+
+
+def _told_in(headers: Headers, header: str, kind: Any) -> Any:
+    """What the first header of a name says; None where there is none, or it says nothing of the kind."""
+    value = next((value for name, value in headers if name == header), b"")
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _decoder_of(kind).decode(value)
+    return None
+
+
+@cache
+def _decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
 def made_of_header(made: MadeOf | GroupMadeOf) -> Headers:
@@ -168,13 +176,8 @@ def made_of_header(made: MadeOf | GroupMadeOf) -> Headers:
 
 def made_of(headers: Headers, kind: type[M]) -> M | None:
     """What a record's headers say; None where they do not."""
-    for name, value in headers:
-        if name == MADE_OF_HEADER:
-            try:
-                return msgspec.json.decode(value, type=kind)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                return None
-    return None
+    made: M | None = _told_in(headers, MADE_OF_HEADER, kind)
+    return made
 
 
 def raw_positions(parts: Iterable[Parts]) -> Positions:

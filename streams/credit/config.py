@@ -12,9 +12,9 @@ from msgspec import Meta
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import PeersRule
-from tracegrad.schemas.section import NameOrFunction, Section, nearest
+from tracegrad.schemas.section import NameOrFunction, Section, declared, nearest
 
-from .strategies.known import STRATEGIES, declared, function_named
+from .strategies.known import GROUP, STRATEGIES, function_named
 from .strategies.strategy import Strategy, Terms
 
 __all__ = ["DEFAULT", "CreditConfig", "Credits"]
@@ -48,7 +48,7 @@ class CreditConfig(Section, frozen=True, kw_only=True):
         super().__post_init__()
         known = STRATEGIES.get(self.strategy)
         if known is None:
-            if ":" not in self.strategy and self.strategy not in (others := declared()):
+            if ":" not in self.strategy and self.strategy not in (others := declared(GROUP)):
                 raise ConfigurationError(
                     f"strategy: no strategy {self.strategy!r}; {nearest(self.strategy, {*STRATEGIES, *others})}"
                 )

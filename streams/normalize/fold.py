@@ -56,10 +56,10 @@ from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
-from .identity import episode_of
 from .read_logs import LogReader
 from .read_spans import SpanReader
 from .reading.judge_tool import ToolJudge
+from .scan import episode_of
 from .span_links import link_of_call
 
 __all__ = ["Normalize"]

@@ -1,10 +1,10 @@
 """One OTLP request, item by item: the episode that each belongs to, and what is set aside by reason.
 
 In: the bytes of a request of spans or log records, from our gateway or any Collector. Out: a Scan, which whoever reads
-the items fills. Invariant: each item that is read is placed or refused by itself, so that one bad item does not harm
-its neighbours; a record's facts are of one sender; what came with the reward token is of no episode, and counted. Of a
-request that is damaged what can be read is read; of one of which nothing can, UndecodableError (`undecodable`) is
-raised.
+the items fills. Invariants: each item that is read is placed or refused by itself, so that one bad item does not harm
+its neighbours; claims to an episode that disagree are refused, never guessed; a record's facts are of one sender; what
+came with the reward token is of no episode, and counted. Of a request that is damaged what can be read is read; of one
+of which nothing can, UndecodableError (`undecodable`) is raised.
 """
 
 from __future__ import annotations
@@ -17,17 +17,26 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from tracegrad.schemas.attributes import ATTEMPT_KEYS, PROVED_BY, ROLLOUT_KEYS
 from tracegrad.schemas.credentials import feedback_holder
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import RunHash, attempt_of
+from tracegrad.schemas.ids import (
+    RunHash,
+    attempt_of,
+    episode_id,
+    is_lightning,
+    parse_attempt_id,
+    parse_rollout_id,
+    parse_trace_id,
+    run_hash_of,
+    split_episode_id,
+)
 from tracegrad.schemas.log.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, OF_EVALUATORS, Metrics
 from tracegrad.schemas.otlp.salvage import damaged, salvage
 from tracegrad.schemas.otlp.signal import Signal
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.facts import LinkFact, LogFact, SpanFact
 
-from .identity import claim_of, episode_of
-
-__all__ = ["IDENTITY_KEYS", "RESOURCE_KEYS", "ItemSource", "Placement", "RefusedItems", "Scan"]
+__all__ = ["IDENTITY_KEYS", "RESOURCE_KEYS", "ItemSource", "Placement", "RefusedItems", "Scan", "episode_of"]
 
 IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 """The attributes of an item or its resource that say which episode it is of."""
@@ -138,7 +147,7 @@ class Scan:
         return place
 
     def _placed(self, trace_id: bytes, *said: Mapping[str, AttributeValue]) -> Placement | None:
-        rollout, attempt = claim_of(ROLLOUT_KEYS, *said), claim_of(ATTEMPT_KEYS, *said)
+        rollout, attempt = _claim_of(ROLLOUT_KEYS, *said), _claim_of(ATTEMPT_KEYS, *said)
         episode = episode_of(rollout, attempt, trace_id.hex(), self._runs)
         if episode is None:
             return None
@@ -166,3 +175,49 @@ class Scan:
         if last_scope is not of_scope:
             scopes.add(schema_url=of_scope.schema_url).scope.CopyFrom(of_scope.scope)
         getattr(scopes[-1], signal.fields).add().CopyFrom(item)
+
+
+def episode_of(rollout: str | None, attempt: str | None, trace: str | None, runs: Container[str]) -> str | None:
+    """The episode of these claims; None: the rollout is of none of these runs, so not selected.
+
+    Raises:
+        RecordError: `bad_identity` (not an id), `no_attempt` (a rollout alone), `identity_conflict` (the
+            trace id names another attempt), `no_identity` (nothing at all).
+    """
+    try:
+        own = parse_trace_id(trace) if trace is not None else None
+        parsed = parse_rollout_id(rollout) if rollout is not None else None
+        claimed = parse_attempt_id(attempt) if parsed is not None and attempt is not None else None
+    except ValueError as error:
+        raise RecordError(str(error), reason=Reason.BAD_IDENTITY) from error
+    if parsed is None:
+        if own is None:
+            raise RecordError("expected a rollout id or a trace id, got neither", reason=Reason.NO_IDENTITY)
+        return own
+    if claimed is None and own is not None and split_episode_id(own)[0] == parsed:
+        claimed = split_episode_id(own)[1]
+    if run_hash_of(parsed) not in runs:
+        return None
+    if claimed is None:
+        raise RecordError(f"expected an attempt id beside rollout {parsed}, got none", reason=Reason.NO_ATTEMPT)
+    episode: str = episode_id(parsed, claimed)
+    # A trace id that names no attempt of ours is a framework's own, and no claim.
+    if own is not None and own != episode and attempt_of(own, runs):
+        raise RecordError(
+            f"expected one episode, got {episode} by attributes and {own} by trace id", reason=Reason.IDENTITY_CONFLICT
+        )
+    return episode
+
+
+def _claim_of(keys: tuple[str, ...], *sources: Mapping[str, Any]) -> str | None:
+    """What a span or log record and its resource say under these keys, which must be one thing; an empty text says
+    nothing, and another system's name claims no rollout.
+
+    Raises:
+        RecordError: `identity_conflict`.
+    """
+    said = (str(source[key]) for source in sources for key in keys if source.get(key) is not None)
+    claims = {claim for claim in said if claim and not is_lightning(claim)}
+    if len(claims) > 1:
+        raise RecordError(f"expected one {keys[0]}, got {len(claims)} that differ", reason=Reason.IDENTITY_CONFLICT)
+    return claims.pop() if claims else None

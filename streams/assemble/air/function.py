@@ -16,7 +16,6 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import EPISODES, Episode
-from tracegrad.schemas.section import nearest
+from tracegrad.schemas.section import declared, nearest
 
 __all__ = ["FunctionAnswer", "PayFunction"]
 
@@ -148,7 +147,7 @@ def _resolved(reference: str) -> str:
     """`file.py:name` as it is; the place of an entry point."""
     if ":" in reference:
         return reference
-    declared = {one.name: one.value for one in entry_points(group="tracegrad.air")}
-    if reference not in declared:
-        raise ConfigurationError(f"function: no function {reference!r}; {nearest(reference, declared)}")
-    return declared[reference]
+    others = declared("tracegrad.air")
+    if reference not in others:
+        raise ConfigurationError(f"function: no function {reference!r}; {nearest(reference, others)}")
+    return others[reference].value

@@ -8,12 +8,11 @@ ConfigurationError that begins with the key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import PeersRule
-from tracegrad.schemas.section import function_of, nearest
+from tracegrad.schemas.section import declared, function_of, nearest
 
 from .agent import agent
 from .anchor import anchor
@@ -22,10 +21,10 @@ from .return_to_go import return_to_go
 from .strategy import Strategy
 from .turn import turn
 
-__all__ = ["STRATEGIES", "KnownStrategy", "declared", "function_named"]
+__all__ = ["GROUP", "STRATEGIES", "KnownStrategy", "function_named"]
 
 _ALL: tuple[PeersRule, ...] = ("turn_or_end", "turn", "rollout")
-_GROUP = "tracegrad.credit"
+GROUP = "tracegrad.credit"
 
 
 class KnownStrategy(NamedTuple):
@@ -48,11 +47,6 @@ STRATEGIES: Mapping[str, KnownStrategy] = {
 """By their name in the settings file."""
 
 
-def declared() -> dict[str, EntryPoint]:
-    """The strategies of installed packages, by name."""
-    return {one.name: one for one in entry_points(group=_GROUP)}
-
-
 def function_named(strategy: str) -> Strategy:
     """The function itself; one that is not ours is imported.
 
@@ -63,7 +57,7 @@ def function_named(strategy: str) -> Strategy:
         return STRATEGIES[strategy].function
     if ":" in strategy:
         return function_of(strategy, "strategy")
-    others = declared()
+    others = declared(GROUP)
     if strategy not in others:
         raise ConfigurationError(f"strategy: no strategy {strategy!r}; {nearest(strategy, {*STRATEGIES, *others})}")
     try:
