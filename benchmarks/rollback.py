@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from tracegrad.schemas.records.training import RatingDrop
-from tracegrad.trainer.guard import GuardState, watched
+from tracegrad.trainer.rating_drop import VersionRatings, watched
 
 PER_BATCH, LAGS = 32, (2, 8)
 CHANGES_AT = 60
@@ -50,7 +50,7 @@ def batches(rate: Rate, conversations: int, seed: str) -> Iterator[list[tuple[in
 
 def rolled_back(rate: Rate, conversations: int, seed: str, window: int) -> tuple[RatingDrop, int] | None:
     """Why a run is rolled back first, and how many conversations of changed versions were consumed by then."""
-    state, num_changed = GuardState(), 0
+    state, num_changed = VersionRatings(), 0
     for scores in batches(rate, conversations, seed):
         num_changed += sum(version >= CHANGES_AT for version, _ in scores)
         state, worse = watched(state, scores, window)

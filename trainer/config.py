@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -21,7 +21,16 @@ from .algorithm.recipe import Recipe, without_functions
 from .algorithm.recipes import DEFAULT, RECIPES
 from .history.config import History
 
-__all__ = ["NOT_LEARNT", "AlarmsConfig", "AlgorithmConfig", "PublishConfig", "TrainerConfig", "TrainerHandles"]
+__all__ = [
+    "NOT_LEARNT",
+    "WAITS",
+    "AlarmsConfig",
+    "AlgorithmConfig",
+    "PublishConfig",
+    "TrainerConfig",
+    "TrainerHandles",
+    "Waits",
+]
 
 NOT_LEARNT = frozenset({"python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every", "steps"})
 """Keys of `[trainer]` that change no step; `steps` does where the learning rate goes by it. Of `[algorithm]` there is
@@ -205,6 +214,20 @@ def _own_recipe(file: str, name: str) -> Recipe:
         hint = f"; {nearest(name, there)}" if there else ""
         raise ConfigurationError(f"recipe: expected a Recipe named {name!r} in {file}, got {recipe!r}{hint}")
     return recipe
+
+
+class Waits(NamedTuple):
+    """How long a trainer waits, and how often it looks; tests wait shorter."""
+
+    poll_s: float = 0.25
+    """Longest wait for records before the stop event and the epoch are looked at again."""
+    log_s: float = 30.0
+    """A waiting trainer says so, with its lag, this often."""
+    taken_s: float = 2.0
+    """A trainer that waits looks this often whether all that lies there is read, and tells tasks."""
+
+
+WAITS = Waits()
 
 
 class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):

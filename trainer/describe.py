@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import asdict, replace
 
 from tracegrad.schemas.reasons import Reason
-from tracegrad.schemas.records.training import StepResult, TrainingStep
+from tracegrad.schemas.records.training import CallAdvantage, StepResult, TrainingStep
 from tracegrad.schemas.records.transitions import MemberSummary
 
 from .algorithm.gae import explained_variance
@@ -28,7 +28,7 @@ from .batch.groups import Group
 from .batch.rows import TrainingRow, rollout_tokens
 from .store.checkpoint import CheckpointState
 
-__all__ = ["describe_step", "step_line"]
+__all__ = ["describe_advantages", "describe_step", "step_line"]
 
 _TURNS = 16
 """That are told apart; a record of ten thousand would not be read."""
@@ -114,8 +114,6 @@ def _explained_variance(rows: Sequence[TrainingRow]) -> float | None:
 def describe_step(
     before: CheckpointState,
     *,
-    epoch: int,
-    started_from: int | None,
     version: int,
     num_unpublished: int,
     batch: Batch,
@@ -126,8 +124,8 @@ def describe_step(
     started_at_ms: int,
     ended_at_ms: int,
 ) -> TrainingStep:
-    """The record of one batch that was trained from `before`. Staleness is counted to `started_from`; there is none
-    where that is None. `version` is the newest after it; `machine`: as `Learner.machine`."""
+    """The record of one batch that was trained from `before`. `version` is the newest after it; `machine`: `Learner`'s,
+    and the seed."""
     groups = [*batch.groups, *batch.untrained]
     members = [member for group in groups for member in group.summary.members]
     rewards = [member.reward for member in members if member.reward is not None]
@@ -135,7 +133,7 @@ def describe_step(
         run=before.run,
         policy=before.policy,
         step=before.step + 1,
-        epoch=epoch,
+        epoch=before.epoch,
         version=version,
         num_unpublished=num_unpublished,
         begin_offset=batch.begin_offset,
@@ -155,10 +153,10 @@ def describe_step(
         explained_variance=_explained_variance(rows),
         **_left_out(groups, members),
         **_lengths(batch.groups, rows),
-        **_staleness(rows, started_from),
+        **_staleness(rows, batch.started_from),
         **_spread(groups),
         **_entropies(groups),
-        **asdict(replace(result, seconds=seconds | result.seconds | before.seconds)),
+        **asdict(replace(result, seconds=seconds | {"read": batch.read_s} | result.seconds | before.seconds)),
     )
 
 
@@ -184,3 +182,31 @@ def step_line(record: TrainingStep) -> str:
 
 def _told(figure: float | None) -> str:
     return "none" if figure is None else f"{figure:.3f}"
+
+
+def describe_advantages(
+    groups: Sequence[Group], rows: Sequence[TrainingRow]
+) -> Iterator[tuple[str, tuple[CallAdvantage, ...]]]:
+    """What the step made of returns, for who looks, in float32 as the loss was given it: (group, its calls with a
+    trained token); `rows` are those of the groups that train a token, in order."""
+    left = iter(rows)
+    for group in groups:
+        calls: list[CallAdvantage] = []
+        for segment in group.rows:
+            if not segment.loss_mask.any():
+                continue
+            row = next(left)
+            for turn in segment.turns:
+                mask_T = row.loss_mask_T[turn.start : turn.end]
+                values_N = row.advantages_T[turn.start : turn.end][mask_T]
+                if len(values_N):
+                    calls.append(
+                        CallAdvantage(
+                            call_id=turn.call_id,
+                            mean=float(values_N.mean(dtype="float64")),
+                            low=float(values_N.min()),
+                            high=float(values_N.max()),
+                            num_tokens=len(values_N),
+                        )
+                    )
+        yield group.summary.group_id, tuple(calls)

@@ -23,7 +23,7 @@ from tracegrad.schemas.records.training import RatedWindow, RatingDrop
 
 from .batch.groups import Group
 
-__all__ = ["GuardState", "Scored", "begun_anew", "held_from", "scores_of", "watched"]
+__all__ = ["Scored", "VersionRatings", "begun_anew", "held_from", "scores_of", "watched"]
 
 _FALSE_ALARMS = 0.05
 """Per run."""
@@ -51,7 +51,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
         return Scored(num=self.num + other.num, total=self.total + other.total, squares=self.squares + other.squares)
 
 
-class GuardState(msgspec.Struct, frozen=True, kw_only=True):
+class VersionRatings(msgspec.Struct, frozen=True, kw_only=True):
     """What is known after a batch."""
 
     since: int = 0
@@ -75,7 +75,9 @@ def scores_of(groups: Iterable[Group], run: RunHash) -> Iterator[tuple[int, floa
                 yield newest[member.rollout_id], member.reward
 
 
-def watched(state: GuardState, scores: Iterable[tuple[int, float]], size: int) -> tuple[GuardState, RatingDrop | None]:
+def watched(
+    state: VersionRatings, scores: Iterable[tuple[int, float]], size: int
+) -> tuple[VersionRatings, RatingDrop | None]:
     """The state after a batch, and what it shows. The caller begins anew once it has rolled back.
 
     Args:
@@ -98,12 +100,12 @@ def watched(state: GuardState, scores: Iterable[tuple[int, float]], size: int) -
     return after, _compared(_window(before, scored), _window(newest, scored), after.num_looks)
 
 
-def begun_anew(state: GuardState, since: int) -> GuardState:
+def begun_anew(state: VersionRatings, since: int) -> VersionRatings:
     """Of a run that was rolled back: what versions before this one are rated tells nothing of those to come."""
     return msgspec.structs.replace(state, since=since, scored={})
 
 
-def held_from(state: GuardState, size: int) -> int:
+def held_from(state: VersionRatings, size: int) -> int:
     """The oldest version that a rollback may yet go to; those since are kept."""
     versions = sorted(state.scored, reverse=True)
     newest = _first(versions, state.scored, size)

@@ -23,10 +23,8 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
-    """Of a run whose trainer has not begun, and then waits only shortly: a test writes all at once."""
+def log() -> MemoryLog:
+    """Of a run whose trainer has not begun."""
     from tests.trainer.run_loop import new_log
-    from tracegrad.trainer import loop
 
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
     return new_log()

@@ -28,11 +28,19 @@ from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, PublishConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import (
+    AlarmsConfig,
+    AlgorithmConfig,
+    PublishConfig,
+    TrainerConfig,
+    TrainerHandles,
+    Waits,
+)
 from tracegrad.trainer.run import run
 
 __all__ = [
     "ALGORITHMS",
+    "QUICK",
     "STEPS",
     "TOPICS",
     "TRANSITIONS",
@@ -66,6 +74,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "refill": {"selection": "spread", "refill": 9},
 }
 """What differs in what a checkpoint holds, or in what happens between two: keys of `[algorithm]`."""
+
+
+QUICK = Waits(poll_s=0.005)
 
 
 class Killed(BaseException):
@@ -111,10 +122,11 @@ def train(
     log: Log,
     settings: tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles],
     stop: threading.Event | None = None,
+    waits: Waits = QUICK,
 ) -> Metrics:
-    """As compose calls it; what it counted."""
+    """As compose calls it, but that it waits shortly: a test writes all at once; what it counted."""
     metrics = Metrics()
-    run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics)
+    run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics, waits=waits)
     return metrics
 
 

@@ -12,16 +12,12 @@ from safetensors.torch import load_file
 
 from tests.trainer.run_loop import config_of, new_log, train
 from tracegrad.schemas.beat import FIRST_S, START_S, WITHIN_S, Beat, kept
-from tracegrad.trainer import loop
 
 pytestmark = pytest.mark.torch
 
 
-def test_each_micro_batch_gives_a_beat_and_promises_the_next(
-    untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_micro_batch_gives_a_beat_and_promises_the_next(untied: Path, tmp_path: Path) -> None:
     """Not the step as a whole: the first may take long, the others about as long as it took."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
     told: list[Beat] = []
     with kept(told.append):
         train(new_log(), config_of(untied, tmp_path, steps=1, micro_batch_tokens=16))
@@ -34,11 +30,8 @@ def test_each_micro_batch_gives_a_beat_and_promises_the_next(
     assert told[-1].num_turns > 0
 
 
-def test_a_model_and_a_checkpoint_load_with_a_beat_for_each_tensor(
-    untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_and_a_checkpoint_load_with_a_beat_for_each_tensor(untied: Path, tmp_path: Path) -> None:
     """A trainer that is frozen meanwhile is seen within START_S; it was an hour."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
     log = new_log()
     train(log, config_of(untied, tmp_path, steps=1))
     told: list[Beat] = []

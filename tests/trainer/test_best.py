@@ -25,7 +25,7 @@ from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.versions import parse_label
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.trainer.store.policy_log import PolicyLog
-from tracegrad.trainer.store.store import Store
+from tracegrad.trainer.store.versions import Versions
 
 pytestmark = pytest.mark.torch
 
@@ -55,9 +55,9 @@ def folders(work_dir: Path) -> list[int]:
 @pytest.fixture
 def publishing(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[int, str], None]]:
     """Called with each version before and after it is published; after it, tasks says what it has to say."""
-    original, said, hooks = Store._publish, dict(SAID), list[Callable[[int, str], None]]()
+    original, said, hooks = Versions.publish, dict(SAID), list[Callable[[int, str], None]]()
 
-    def publish(self: Store) -> None:
+    def publish(self: Versions) -> None:
         version = self.state.version
         for hook in hooks:
             hook(version, "before")
@@ -66,7 +66,7 @@ def publishing(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> list[Callable
         for hook in hooks:
             hook(version, "after")
 
-    monkeypatch.setattr(Store, "_publish", publish)
+    monkeypatch.setattr(Versions, "publish", publish)
     return hooks
 
 

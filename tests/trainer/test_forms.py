@@ -19,8 +19,7 @@ from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.trainer.algorithm.form import loss
 from tracegrad.trainer.algorithm.recipe import Recipe, Rows
 from tracegrad.trainer.backends.single import SingleLearner
-from tracegrad.trainer.batch.forms import in_form
-from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
+from tracegrad.trainer.batch.groups import Group, GroupLimits, in_form, judge
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.policy import configure_torch, load_policy
 

@@ -17,7 +17,7 @@ from tests.versions import OTHER_RUN, RUN, sampled_by
 from tracegrad.schemas.records.training import RatingDrop
 from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.config import AlarmsConfig
-from tracegrad.trainer.guard import GuardState, begun_anew, held_from, scores_of, watched
+from tracegrad.trainer.rating_drop import VersionRatings, begun_anew, held_from, scores_of, watched
 
 pytestmark = pytest.mark.torch
 
@@ -36,7 +36,7 @@ def batches(chance: random.Random, rates: list[float]) -> list[Scores]:
 
 def first(made: list[Scores], size: int) -> tuple[int, RatingDrop] | None:
     """Which batch is the first that has a run rolled back, and why."""
-    state = GuardState()
+    state = VersionRatings()
     for number, scores in enumerate(made):
         state, worse = watched(state, scores, size)
         if worse is not None:
@@ -95,7 +95,7 @@ def test_who_trains_on_captured_traffic_is_guarded_unless_it_says_otherwise() ->
 
 def test_after_a_rollback_older_versions_count_no_more() -> None:
     """What they sampled arrives late; the looks that were spent stay spent."""
-    state = GuardState()
+    state = VersionRatings()
     for scores in ([(0, 1.0)] * 5, [(1, 0.0)] * 5):
         state, worse = watched(state, scores, 5)
     assert worse is not None and state.num_looks == 1
@@ -111,11 +111,11 @@ def test_a_checkpoint_between_two_batches_changes_no_decision(
     seed: int, size: int, before: float, after: float
 ) -> None:
     """And the version that a rollback goes to was held ever since there was one to go to."""
-    state = GuardState()
+    state = VersionRatings()
     for scores in batches(random.Random(seed), [before] * 20 + [after] * 20):
         held = held_from(state, size)
         found, worse = watched(state, scores, size)
-        again = msgspec.json.decode(msgspec.json.encode(state), type=GuardState)
+        again = msgspec.json.decode(msgspec.json.encode(state), type=VersionRatings)
         assert watched(again, scores, size) == (found, worse)
         assert held <= held_from(found, size)
         if worse is not None:

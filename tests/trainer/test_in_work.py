@@ -15,7 +15,6 @@ from tests.memory_log import MemoryLog
 from tests.trainer.run_loop import Killed, config_of, new_log, steps_of, train
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.trainer import loop
 from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch import batches, groups
 
@@ -28,12 +27,6 @@ Poison = Callable[[pytest.MonkeyPatch, type[BaseException]], None]
 def log() -> MemoryLog:
     """Of a run whose trainer has not begun."""
     return new_log()
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not on the log comes from a test at once."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
 
 
 def in_step_2(patch: pytest.MonkeyPatch, death: type[BaseException]) -> None:

@@ -31,6 +31,7 @@ from tracegrad.schemas.metrics import STEPS as STEPS_DONE
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer import loop, step_figures
+from tracegrad.trainer.config import Waits
 from tracegrad.trainer.run import run
 from tracegrad.trainer.store.checkpoint import Checkpoints
 
@@ -188,15 +189,14 @@ def test_waiting_is_visible(
     untied: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With what is there, what is needed and the lag."""
     memory_log.create_topics(TOPICS, policies=["policy"])
     append_groups(memory_log, TRANSITIONS, [group_bytes(0)])
     stop = threading.Event()
-    caplog.set_level("INFO", logger="tracegrad.trainer.loop")
-    monkeypatch.setattr(loop, "_WAIT_LOG_S", 0.01)
-    thread = threading.Thread(target=train, args=(memory_log, config_of(untied, tmp_path), stop))
+    waits = Waits(poll_s=0.005, log_s=0.01)
+    caplog.set_level("INFO", logger="tracegrad.trainer.source")
+    thread = threading.Thread(target=train, args=(memory_log, config_of(untied, tmp_path), stop, waits))
     thread.start()
     deadline = threading.Event()
     for _ in range(1000):
@@ -214,8 +214,6 @@ def test_a_trainer_that_waits_tells_what_it_has_taken(
     """Not what names no group, and nothing while it reads or trains: tasks would take what comes for lost."""
     memory_log.create_topics(TOPICS, policies=["policy"])
     append_groups(memory_log, TRANSITIONS, [group_bytes(0), b"garbage", group_bytes(1), group_bytes(2)])
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
-    monkeypatch.setattr(loop, "_TAKEN_EVERY_S", 0.0)
     metrics, told = Metrics(), list[bool]()
     learn = loop.Trainer._learn
 
@@ -225,7 +223,8 @@ def test_a_trainer_that_waits_tells_what_it_has_taken(
 
     monkeypatch.setattr(loop.Trainer, "_learn", look)
     settings = config_of(untied, tmp_path)
-    with Background(lambda stop: run(*settings, topics=TOPICS, log=memory_log, stop=stop, metrics=metrics)):
+    given: dict[str, Any] = {"metrics": metrics, "waits": Waits(poll_s=0.005, taken_s=0.0)}
+    with Background(lambda stop: run(*settings, topics=TOPICS, log=memory_log, stop=stop, **given)):
         until(lambda: metrics.snapshot().get("groups_taken") == 3)
         append_groups(memory_log, TRANSITIONS, [group_bytes(3)])
         until(lambda: metrics.snapshot().get("groups_taken") == 4)

@@ -11,7 +11,6 @@ pytest.importorskip("torch")
 from tests.memory_log import MemoryLog
 from tests.trainer.run_loop import TRANSITIONS, config_of, fill, new_log, steps_of, train
 from tracegrad.schemas.errors import LogGapError
-from tracegrad.trainer import loop
 
 pytestmark = pytest.mark.torch
 
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.torch
 def log() -> MemoryLog:
     """Of a run whose trainer has not begun."""
     return new_log()
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not on the log comes from a test at once."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
 
 
 def test_checkpoint_of_a_topic_that_was_made_anew_is_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from tests.versions import label
 from tracegrad.schemas.records.training import surviving_steps
 from tracegrad.trainer import loop
 from tracegrad.trainer.store.store import Store
+from tracegrad.trainer.store.versions import Versions
 
 pytestmark = pytest.mark.torch
 
@@ -56,9 +57,7 @@ def _audited(log: MemoryLog) -> Iterator[None]:
 def each(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> MemoryLog:
     """A run of five steps with a version after each: its number is the step's."""
     log = new_log()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_POLL_S", 0.005)
-        train(log, config_of(untied, tmp_path_factory.mktemp("each"), steps=5))
+    train(log, config_of(untied, tmp_path_factory.mktemp("each"), steps=5))
     return log
 
 
@@ -129,13 +128,13 @@ SEAMS: dict[str, tuple[type, str, bool]] = {
     "before the step": (loop.Trainer, "_learn", True),
     "after the step": (loop.Trainer, "_learn", False),
     "after the checkpoint": (Store, "save", False),
-    "between checkpoint and publish": (Store, "_publish", True),
-    "between manifest and training_step": (Store, "_publish", False),
+    "between checkpoint and publish": (Versions, "publish", True),
+    "between manifest and training_step": (Versions, "publish", False),
     "after all": (loop.Trainer, "_say", True),
 }
 AT_STEP = {
     2: [seam for seam in SEAMS if seam != "after the checkpoint"],
-    3: [seam for seam, (_, name, _) in SEAMS.items() if name != "_publish"],
+    3: [seam for seam, (_, name, _) in SEAMS.items() if name != "publish"],
     5: ["between checkpoint and publish", "between manifest and training_step"],
 }
 """The second leads to a version, the third to none and to a checkpoint in any case, the last to a version of one."""
@@ -151,7 +150,7 @@ def test_killed_at_any_seam_it_goes_on_bit_for_bit(
     original: Callable[..., Any] = getattr(owner, name)
 
     def killing(self: Any, *args: Any) -> Any:
-        at = (self if owner is Store else self._store).state.step + (name == "_learn")
+        at = self.state.step + (name == "_learn")
         if at == step and is_before:
             raise Killed
         result = original(self, *args)
@@ -235,16 +234,16 @@ def test_a_damaged_newest_version_is_followed_by_one_of_the_present_weights(
     with stopped_after(3) as stop:
         train(log, config_of(untied, tmp_path, **given), stop)
     shutil.rmtree(lineage_of(log).versions[1].uri)
-    publish = Store._publish
+    publish = Versions.publish
 
-    def killing(self: Store) -> None:
+    def killing(self: Versions) -> None:
         if kill == "after":
             publish(self)
         raise Killed
 
     if kill:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(Store, "_publish", killing)
+            patch.setattr(Versions, "publish", killing)
             train(log, config_of(untied, tmp_path, **given))
     train(log, config_of(untied, tmp_path, **given))
     assert told(log) == [(1, 0, 1), (2, 1, 0), (3, 2, 0), (4, 2, 1), (5, 3, 0)]
@@ -312,7 +311,6 @@ def test_whatever_every_says_and_whoever_is_killed_all_adds_up(
 
         given = config_of(untied, folder, steps=len(batches), publish=every[min(number, len(every) - 1)])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "_POLL_S", 0.005)
             patch.setattr(loop.Trainer, "_say", dying)
             try:
                 train(log, given)

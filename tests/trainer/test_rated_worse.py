@@ -36,12 +36,12 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.trainer import loop
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.history.config import History, ReplayConfig
 from tracegrad.trainer.run import run
 from tracegrad.trainer.store.policy_log import PolicyLog
-from tracegrad.trainer.store.store import Store
+from tracegrad.trainer.store.rollback import Rollbacks
+from tracegrad.trainer.store.versions import Versions
 
 pytestmark = pytest.mark.torch
 
@@ -57,9 +57,8 @@ CONVERSATIONS = [
 
 
 @pytest.fixture
-def rated(memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+def rated(memory_log: MemoryLog) -> MemoryLog:
     """With all conversations; a trainer waits only shortly."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
     memory_log.create_topics(TOPICS, policies=["policy"])
     append_groups(memory_log, TRANSITIONS, CONVERSATIONS)
     return memory_log
@@ -119,11 +118,8 @@ def test_without_a_window_or_before_two_are_full_it_goes_on(
     assert sorted(lineage_of(rated).versions) == [*range(7)]
 
 
-def test_versions_of_several_updates_are_rated_alike(
-    memory_log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_of_several_updates_are_rated_alike(memory_log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """Two updates each: version 2 is liked less than 1, to which it rolls back between two versions."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
     memory_log.create_topics(TOPICS, policies=["policy"])
     rated = [0.8, 1.0, 0.8, 1.0, 0.8, 1.0, 0.8, 1.0, 0.0, 0.2, 0.0, 0.2, 0.8, 1.0]
     sampled_by = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]
@@ -166,12 +162,12 @@ def test_at_the_last_step_it_rolls_back_all_the_same(rated: MemoryLog, untied: P
 
 
 SEAMS = [
-    (Store, "_roll_back_where_worse", 4, True),
+    (Rollbacks, "ask_where_worse", 4, True),
     (PolicyLog, "announce", 7, True),  # of the request, after the epoch's and those of versions 0 to 4
-    (Store, "_roll_back", 1, True),
-    (Store, "_roll_back", 1, False),
-    (Store, "_publish", 6, True),
-    (Store, "_publish", 6, False),
+    (Rollbacks, "_roll_back", 1, True),
+    (Rollbacks, "_roll_back", 1, False),
+    (Versions, "publish", 6, True),
+    (Versions, "publish", 6, False),
 ]
 
 

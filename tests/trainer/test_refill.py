@@ -31,7 +31,8 @@ from tests.versions import RUN
 from tracegrad.producers.tasks.admission_state import AdmissionState
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, surviving_steps
 from tracegrad.trainer import loop
-from tracegrad.trainer.store import store
+from tracegrad.trainer.source import LiveSource
+from tracegrad.trainer.store.versions import Versions
 
 pytestmark = pytest.mark.torch
 
@@ -64,9 +65,8 @@ def timeless(log: MemoryLog) -> list[Any]:
 
 
 @pytest.fixture
-def log(memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+def log(memory_log: MemoryLog) -> MemoryLog:
     """Of a run whose trainer waits shortly."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
     memory_log.create_topics(TOPICS, policies=["policy"])
     return memory_log
 
@@ -121,7 +121,7 @@ def test_what_is_given_back_is_told_as_it_happens(
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(loop.Trainer, "_give_back"), (loop.Trainer, "_learn"), (store.Store, "_publish")]
+    ("owner", "name"), [(LiveSource, "_give_back"), (loop.Trainer, "_learn"), (Versions, "publish")]
 )
 def test_a_killed_trainer_gives_back_the_same_and_trains_the_same(
     owner: Any,
@@ -149,7 +149,7 @@ def test_a_killed_trainer_gives_back_the_same_and_trains_the_same(
         stop = threading.Event()
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             patch.setattr(owner, name, killed)
-            patch.setattr(loop.Trainer, "_tell_taken", lambda *_, stop=stop: stop.set())
+            patch.setattr(LiveSource, "_tell_taken", lambda *_, stop=stop: stop.set())
             train(log, config, stop)
     train(log, config)
     assert timeless(log) == timeless(undisturbed)
@@ -191,9 +191,9 @@ def test_a_start_with_another_refill_consumes_each_group_once(
         return num_given_back
 
     append_groups(log, TRANSITIONS, [group(index) for index in range(4)])
-    give_back = loop.Trainer._give_back
+    give_back = LiveSource._give_back
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(loop.Trainer, "_give_back", killed)
+        patch.setattr(LiveSource, "_give_back", killed)
         train(log, config_of(untied, tmp_path, **REFILL))
     append_groups(log, TRANSITIONS, [group(index) for index in range(4, 9)])
     train(log, config_of(untied, tmp_path, **REFILL | {"refill": refill}))

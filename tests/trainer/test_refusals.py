@@ -16,7 +16,6 @@ from tracegrad.schemas.log import refusals
 from tracegrad.schemas.records.training import surviving_steps
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
-from tracegrad.trainer import loop
 from tracegrad.trainer.batch import groups
 
 pytestmark = pytest.mark.torch
@@ -31,7 +30,6 @@ def test_a_row_of_unreadable_groups_stops_training_and_is_trained_after_the_mend
     values = [group_bytes(index) for index in range(16)]
     append_groups(log, TRANSITIONS, [*values[:3], b"garbage", *values[3:]])
     settings = config_of(untied, tmp_path, steps=8, max_staleness=100)
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
     monkeypatch.setattr(refusals, "MAX_IN_A_ROW", 10)
     newer = set(values[5:])
 

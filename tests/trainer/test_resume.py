@@ -40,18 +40,18 @@ from tracegrad.schemas.records.training import surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.trainer import loop
 from tracegrad.trainer.backends.single import SingleLearner
-from tracegrad.trainer.batch.batches import TransitionsSource
+from tracegrad.trainer.batch.batches import TransitionsReader
 from tracegrad.trainer.model.policy import Policy
 from tracegrad.trainer.store.publish import Publisher
-from tracegrad.trainer.store.store import Store
+from tracegrad.trainer.store.versions import Versions
 
 pytestmark = pytest.mark.torch
 
 SEAMS: dict[str, tuple[type, str, str]] = {
     "before the step": (loop.Trainer, "_learn", "before"),
     "after the step, before the checkpoint": (loop.Trainer, "_learn", "after"),
-    "between checkpoint and publish": (Store, "_publish", "before"),
-    "between manifest and training_step": (Store, "_publish", "after"),
+    "between checkpoint and publish": (Versions, "publish", "before"),
+    "between manifest and training_step": (Versions, "publish", "after"),
     "after all": (loop.Trainer, "_say", "before"),
 }
 
@@ -107,8 +107,7 @@ def test_killed_trainer_goes_on_bit_for_bit(
     original: Callable[..., Any] = getattr(owner, name)
 
     def killing(self: Any, *args: Any) -> Any:
-        store = self if owner is Store else self._store
-        doomed = store.state.step == (2 if name in ("_publish", "_say") else 1)
+        doomed = self.state.step == (2 if name in ("publish", "_say") else 1)
         if doomed and moment == "before":
             raise Killed
         result = original(self, *args)
@@ -281,9 +280,9 @@ def test_rollback_while_it_waits_is_where_the_next_step_starts(
     """What the rolled-back version sampled is neither stale nor of a version that is yet to come."""
     memory_log.create_topics(TOPICS, policies=["policy"])
     append_groups(memory_log, TRANSITIONS, [group_bytes(0), group_bytes(1)])
-    original, events = TransitionsSource.next, iter(("asked", "answered"))
+    original, events = TransitionsReader.next, iter(("asked", "answered"))
 
-    def waiting(self: TransitionsSource) -> Any:
+    def waiting(self: TransitionsReader) -> Any:
         """The trainer asks for the second batch's records: a rollback comes, then what its version sampled."""
         if memory_log.records(STEPS) and (event := next(events, "")):
             if event == "asked":
@@ -293,7 +292,7 @@ def test_rollback_while_it_waits_is_where_the_next_step_starts(
                 append_groups(memory_log, TRANSITIONS, [group_bytes(2, version=2), group_bytes(3, version=2)])
         return original(self)
 
-    monkeypatch.setattr(TransitionsSource, "next", waiting)
+    monkeypatch.setattr(TransitionsReader, "next", waiting)
     train(memory_log, config_of(untied, tmp_path, steps=2))
     last = steps_of(memory_log)[-1]
     assert (last.step, last.version, last.excluded_ids, last.staleness_max) == (2, 3, {}, 0)

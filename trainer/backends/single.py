@@ -30,19 +30,18 @@ from ..algorithm.level import unit_means
 from ..algorithm.logprobs import logprobs_and_entropies
 from ..algorithm.recipe import Recipe
 from ..batch.advantages import Doubles
-from ..batch.forms import in_form
-from ..batch.groups import Group
+from ..batch.groups import Group, in_form
 from ..batch.packing import MicroBatch, micro_batches
 from ..batch.rows import TrainingRow, rows_of_batch
-from ..config import NOT_LEARNT, TrainerConfig
+from ..config import NOT_LEARNT, TrainerConfig, TrainerHandles
 from ..learner import STOPPED
-from ..model.critic import Critic, num_asked
-from ..model.policy import Policy
+from ..model.critic import Critic, load_critic, num_asked
+from ..model.policy import Policy, configure_torch, load_policy
 from ..model.read_model import load_tensors, read_tensors
 from ..optimiser import Optimiser
 from ..step_figures import StepFigures, result_of, skipped_as
 
-__all__ = ["SingleLearner"]
+__all__ = ["SingleLearner", "load_learner"]
 
 
 class SingleLearner:
@@ -336,3 +335,15 @@ def _accumulate(losses: Iterable[Tensor], policy: Policy) -> float:
         values.append(float(loss_.detach()))
     # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
     return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def load_learner(
+    config: TrainerConfig, recipe: Recipe, handles: TrainerHandles, *, is_told_to_stop: Callable[[], bool]
+) -> SingleLearner:
+    """The start model, with what the recipe asks besides. Raises ConfigurationError."""
+    device = configure_torch(config, seed=handles.seed)
+    needs, moves = "reference" in recipe.needs, recipe.kl_to == "moving"
+    reference = load_policy(config, handles.model, device, is_trained=moves) if needs else None
+    policy = load_policy(config, handles.model, device)
+    critic = load_critic(config, recipe, policy)
+    return SingleLearner(policy, config, recipe, reference=reference, critic=critic, is_told_to_stop=is_told_to_stop)

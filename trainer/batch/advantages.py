@@ -1,10 +1,16 @@
-"""Returns of a batch's calls become the advantage of each trained token.
+"""Returns of a batch's calls become the advantage of each trained token, among peers or against what a critic expected.
 
 In: the groups that train, and a recipe. Out: one number a call, then one a token, 0 outside the loss mask. Pure. Turns
 with equal `peers` are compared with each other and, by the rule `turn_or_end`, with the final reward of each member
 that ended before it had such a turn. Those train nothing; without them a turn that only the successful reach would have
 an advantage of 0. Masked calls are peers too: what the policy did there was worth what it was worth, even if their
-tokens leave the loss. Tensor suffixes: T tokens of a row, N trained tokens of the batch.
+tokens leave the loss.
+
+With a critic the steps of a rollout are the turns of each agent that train a token, in their order, or their trained
+tokens. A turn's reward is the difference of its worth and the next one's: exact, since credit's returns are
+undiscounted sums of what comes from a turn on; what was earned between (by masked calls, by other agents) and at the
+end is in it. So rows are one sequence however a rollout was cut into them.
+Tensor suffixes: T tokens of a row, N trained tokens of the batch, K steps of one rollout and agent.
 """
 
 from __future__ import annotations
@@ -17,14 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, Turn
 
 from ..algorithm.form import Turns, turn_advantages
+from ..algorithm.gae import generalised
 from ..algorithm.recipe import Recipe
 from ..algorithm.scale import whitened
 from .groups import CallKey, Group
 
-__all__ = ["Doubles", "call_advantages", "sums_to_go", "token_advantages", "weighted_advantages"]
+__all__ = ["Doubles", "call_advantages", "learned_advantages", "sums_to_go", "token_advantages", "weighted_advantages"]
 
 Doubles = npt.NDArray[np.float64]
 
@@ -142,3 +149,63 @@ def sums_to_go(rollouts: Sequence[str], values: Sequence[Doubles]) -> list[Doubl
         sums.append(value_T[::-1].cumsum()[::-1] + later[rollout])
         later[rollout] += float(value_T.sum())
     return sums[::-1]
+
+
+Step = tuple[int, Turn, npt.NDArray[np.int64]]
+"""A turn: its row's place, itself, and where its trained tokens are."""
+
+
+def learned_advantages(
+    rows: Sequence[SegmentRow],
+    worth: Mapping[CallKey, float],
+    values: Sequence[Doubles],
+    recipe: Recipe,
+    penalties: Sequence[Doubles] | None = None,
+) -> tuple[list[Doubles], list[Doubles]]:
+    """[T] advantages of each row, before a turn's weight; and [T] what V should have been, NaN where it is not asked:
+    by turn it is asked at a turn's first trained token only.
+
+    Args:
+        rows: those of the batch that train a token.
+        worth: of each call.
+        values: [T] of each row.
+        penalties: [T] of each row, what is taken from the reward at a token.
+    """
+    advantages = [np.zeros(len(value_T)) for value_T in values]
+    targets = [np.full(len(value_T), np.nan) for value_T in values]
+    by_turn = recipe.gae == "turn"
+    for turns in _sequences(rows):
+        worths = [worth[rows[place].rollout_id, turn.call_id] for place, turn, _ in turns]
+        asked = [at_k[:1] if by_turn else at_k for _, _, at_k in turns]
+        rewards = [np.zeros(len(at_k)) for at_k in asked]
+        for reward_k, now, then, (place, _, at_k) in zip(rewards, worths, [*worths[1:], 0.0], turns, strict=True):
+            reward_k[-1] = now - then
+            if penalties is not None:
+                reward_k -= penalties[place][at_k].sum() if by_turn else penalties[place][at_k]
+        values_K = np.concatenate([values[place][at_k] for (place, _, _), at_k in zip(turns, asked, strict=True)])
+        found_K = np.array(
+            generalised(np.concatenate(rewards).tolist(), values_K.tolist(), recipe.gamma, recipe.lam), np.float64
+        )
+        ends = np.cumsum([len(at_k) for at_k in asked])[:-1]
+        parts = zip(turns, asked, np.split(found_K, ends), np.split(found_K + values_K, ends), strict=True)
+        for (place, _, at_k), asked_k, found_k, target_k in parts:
+            advantages[place][at_k] = found_k
+            targets[place][asked_k] = target_k
+    return advantages, targets
+
+
+def _sequences(rows: Sequence[SegmentRow]) -> list[list[Step]]:
+    """The turns that train a token, by rollout and agent, in order. Calls that no span names are of the only agent that
+    is named in the rollout, as `peers` has it.
+    """
+    agents: defaultdict[str, set[str | None]] = defaultdict(set)
+    for row in rows:
+        agents[row.rollout_id].update(turn.agent for turn in row.turns if turn.agent)
+    found: defaultdict[tuple[str, str | None], list[Step]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        for turn in row.turns:
+            at_k = turn.start + np.flatnonzero(row.loss_mask[turn.start : turn.end])
+            if len(at_k):
+                agent = turn.agent if len(agents[row.rollout_id]) > 1 else None
+                found[row.rollout_id, agent].append((place, turn, at_k))
+    return [sorted(turns, key=lambda step: step[1].turn) for turns in found.values()]

@@ -1,6 +1,6 @@
 """A batch is the next contiguous interval of the policy's partition that holds exactly G distinct new groups.
 
-    TransitionsSource   consumes the policy's partition of `transitions`, in order; waits at most the time given
+    TransitionsReader   consumes the policy's partition of `transitions`, in order; waits at most the time given
     OpenBatch           takes records one by one until the G-th that counts; its end depends on them alone
     Batch               interval, groups to train, exclusions by reason, dead letters, accounting, hash
 
@@ -16,8 +16,8 @@ exceptions.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Collection
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -30,10 +30,11 @@ from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.records.training import Accounting, hash_batch
 
 from ..algorithm.recipe import Recipe
+from ..algorithm.scale import sample_std
+from ..algorithm.selection import selected
 from .groups import Group, GroupLimits, Verdict, judge, trained_versions, why_untrained
-from .selection import spread, unselected
 
-__all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
+__all__ = ["Batch", "OpenBatch", "TransitionsReader", "account", "spread", "unselected"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class Batch:
     """`hash_batch` of its records."""
     consumed: tuple[str, ...]
     """All groups that this batch consumes, in the order of their records."""
+    started_from: int | None = None
+    """The version that its step starts from, for tokens' versions to be compared with; None: none is."""
+    read_s: float = 0.0
+    """Seconds spent on judging its records."""
 
     def as_untrained(self, reason: str) -> Batch:
         """The same interval where no step was taken: what could have trained is excluded with the step's reason."""
@@ -92,6 +97,8 @@ class OpenBatch:
     _seen: set[str] = field(default_factory=set)
     given_back: list[str] = field(default_factory=list)
     """Groups that do not count towards G, where the recipe has the batch refilled."""
+    read_s: float = 0.0
+    """Seconds that its reader spent on judging records."""
 
     @property
     def num_seen(self) -> int:
@@ -161,6 +168,8 @@ class OpenBatch:
             dead=tuple(verdict for verdict, _ in self._verdicts if verdict.group is None),
             consumed=tuple(verdict.group_id for verdict, _ in new if verdict.group_id),
             hash=hash_batch((hashlib.sha256(one.record.value or b"").digest(), reason) for one, reason in decided),
+            started_from=version,
+            read_s=self.read_s,
         )
 
 
@@ -176,6 +185,35 @@ def _reason(verdict: Verdict, run: RunHash, version: int | None, max_staleness: 
     return "stale" if any(span.version < version - max_staleness for span in versions) else ""
 
 
+def unselected(groups: Sequence[Group], recipe: Recipe) -> dict[str, str]:
+    """Group id -> why it does not train, `no_spread` or `low_spread`, of those that the recipe leaves out."""
+    if recipe.selection == "none":
+        return {}
+    stds = {group.summary.group_id: spread(group, recipe.final) for group in groups}
+    # With refill what has no spread was given back and replaced, so it may not train after all.
+    counted = [id_ for id_, std in stds.items() if std or recipe.refill == 1]
+    stays = selected([stds[id_] for id_ in counted], recipe.selection, recipe.share)
+    trained = {id_ for id_, stay in zip(counted, stays, strict=True) if stay}
+    return {id_: "low_spread" if std else "no_spread" for id_, std in stds.items() if id_ not in trained}
+
+
+def spread(group: Group, final: float = 0.0) -> float:
+    """The std of what its rollouts were worth: the mean return of each one's turns, else its final reward; and `final`
+    times that besides, where a recipe compares it too."""
+    returns: defaultdict[str, list[float]] = defaultdict(list)
+    for (rollout, _), turn in group.turns.items():
+        returns[rollout].append(turn.return_)
+    rewards = {
+        one.rollout_id: one.reward for one in group.summary.members if not one.excluded and one.reward is not None
+    }
+    for rollout, reward in rewards.items():
+        if rollout not in returns:
+            returns[rollout].append(reward)
+    return sample_std(
+        [sum(values) / len(values) + final * rewards.get(rollout, 0.0) for rollout, values in returns.items()]
+    )
+
+
 def account(before: Accounting, batch: Batch) -> Accounting:
     """The cumulative counts after a batch; consumed = trained + the sum of excluded, in distinct groups."""
     return msgspec.structs.replace(
@@ -187,7 +225,7 @@ def account(before: Accounting, batch: Batch) -> Accounting:
     )
 
 
-class TransitionsSource:
+class TransitionsReader:
     """The policy's partition from an offset on."""
 
     def __init__(self, log: Log, at: TopicPartition, *, next_offset: int, poll_s: float = 0.0) -> None:

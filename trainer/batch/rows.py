@@ -26,9 +26,8 @@ from tracegrad.schemas.records.transitions import SegmentRow
 from ..algorithm.form import token_weights, worth
 from ..algorithm.recipe import Need, Recipe
 from ..algorithm.regulariser import k1
-from .advantages import Doubles, call_advantages, sums_to_go, token_advantages, weighted_advantages
+from .advantages import Doubles, call_advantages, learned_advantages, sums_to_go, token_advantages, weighted_advantages
 from .groups import CallKey, Group, token_versions
-from .values import learned_advantages
 
 __all__ = [
     "Floats",

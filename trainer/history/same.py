@@ -1,10 +1,10 @@
-"""The trainer that repeats another run's training: the same groups in the same steps, the same rollbacks.
+"""The source that repeats another run's training: the same groups in the same steps, the same rollbacks.
 
-In: the source's record (record.py), and its transitions in its order, each group once. Out: this run's own versions,
-whose weights are the source's, bit for bit, where start model, settings, seed, torch and the kind of machine are equal.
-Invariant: a step trains exactly what the source's step of that number trained and excludes what that excluded, whatever
-the offsets; staleness is counted among the source's own numbers, by which it was judged. What a kill undid is done
-again: rollbacks are counted in the checkpoint, as steps are.
+In: the other run's record (record.py), and its transitions in its order, each group once. Out: batches that lead to its
+weights, bit for bit, where start model, settings, seed, torch and the kind of machine are equal; versions are this
+run's own. Invariant: a step trains exactly what the source's step of that number trained and excludes what that
+excluded, whatever the offsets; staleness is counted among the source's own numbers, by which it was judged. What a kill
+undid is done again: rollbacks are counted in the checkpoint, as steps are.
 On failure: ConfigurationError names the step and what differs, before anything of it is trained or kept. Weights that
 differ are a warning, at the first version that has others, for they are the machine's; what is known of it is named at
 the start. Of the start model they are an error.
@@ -13,101 +13,94 @@ the start. Of the start model they are an error.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS, Metrics
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.transitions import group_id_of
 
 from ..batch.batches import Batch, OpenBatch
 from ..batch.rows import rollout_tokens
-from ..config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
-from .compare import OF_THE_MACHINE
-from .record import RecordedStep, read_record
-from .trainer import HistoryTrainer
+from ..config import TrainerConfig
+from ..source import BatchReader, Source
+from ..store.checkpoint import CheckpointState, Progress
+from ..store.policy_log import PolicyLog
+from .config import History
+from .record import Recorded, RecordedStep
 
-__all__ = ["SameTrainer"]
+__all__ = ["SameSource"]
 
 _log = logging.getLogger(__name__)
 _OF_THE_START = {"dtype", "publish_dtype"}
 """In which version 0 is written, that no step has touched."""
-_TOLD = 5
+_NAMED = 5
 """Groups named of those that differ."""
 
 
-class SameTrainer(HistoryTrainer):
+@dataclass
+class SameSource(Source):
     """Of mode `same`."""
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        algorithm: AlgorithmConfig,
-        alarms: AlarmsConfig,
-        handles: TrainerHandles,
-        **named: Any,
-    ) -> None:
-        """Alarms only warn: whatever went wrong in the source is to go wrong again."""
-        assert handles.history is not None
-        self._record = read_record(handles.history.record, handles.policy)
+    history: History
+    record: Recorded
+    config: TrainerConfig
+    depends_on: Mapping[str, str]
+    """What this run's bits depend on beside its batches and what it learns by."""
+    reader: BatchReader
+    policy_log: PolicyLog
+    metrics: Metrics
+    is_repeat = True
+
+    def __post_init__(self) -> None:
         self._ahead: Record | None = None
         """Read, but of a later step."""
         self._is_unequal = False
-        super().__init__(config, algorithm, AlarmsConfig(), handles, **named)
-        settings = self._learner.settings
-        own = {**{key: settings[key] for key in OF_THE_MACHINE if key in settings}, **self._machine}
-        self._unequal = {key: (was, own[key]) for key, was in self._record.depends_on(own).items()}
+        own = self.depends_on
+        self._unequal = {key: (was, own[key]) for key, was in self.record.depends_on(own).items()}
         if self._unequal:
             told = "; ".join(f"{key} {', '.join(was)} -> {now}" for key, (was, now) in self._unequal.items())
             _log.warning("bits depend on what differs from the source, so weights may differ in their last: %s", told)
-        self._compare()
 
-    # rollbacks
+    def is_last(self, step: int, next_offset: int) -> bool:
+        return step >= len(self.record.steps)
 
-    @property
-    def _is_done(self) -> bool:
-        state = self._store.state
-        return (state.step, state.rollbacks) == (len(self._record.steps), self._record.num_rollbacks(state.step + 1))
+    def is_due(self, state: CheckpointState) -> bool | None:
+        return self._due(state).version != state.version
 
-    def _is_needed(self, version: int) -> bool:
-        return self._record.is_needed(version)
+    def is_needed(self, version: int) -> bool:
+        return self.record.is_needed(version)
 
-    def _look(self) -> None:
-        super()._look()
-        state = self._store.state
-        after = self._record.rollbacks[state.step]
-        for to_version in after[state.rollbacks - self._record.num_rollbacks(state.step) :]:
-            self._store.go_back(to_version)
-            self._compare()
+    def rollbacks(self, state: CheckpointState) -> Sequence[int]:
+        return self.record.rollbacks[state.step][state.rollbacks - self.record.num_rollbacks(state.step) :]
 
-    # read
+    def _due(self, state: CheckpointState) -> RecordedStep:
+        return self.record.steps[state.step]
 
-    @property
-    def _due(self) -> RecordedStep:
-        return self._record.steps[self._store.state.step]
-
-    def _read(self) -> tuple[Batch | None, float]:
-        if self._store.state.step == len(self._record.steps):
-            return None, 0.0  # its last rollbacks are done
-        due = self._due
-        batch, busy_s = self._open(max(1, len(due.group_ids))), 0.0
-        known = due.group_ids | self._store.consumed.keys()
-        while batch.num_seen < len(due.group_ids) and batch.next_offset < self._history.end_offset:
-            record = self._ahead or self._next()
+    def read(self, progress: Progress, look: Callable[[], None]) -> Batch | None:
+        state = progress.state
+        if self.is_last(state.step, state.next_offset):
+            return None  # its last rollbacks are done
+        due = self._due(state)
+        batch = self.reader.open(progress, max(1, len(due.group_ids)))
+        known = due.group_ids | progress.consumed.keys()
+        while batch.num_seen < len(due.group_ids) and batch.next_offset < self.history.end_offset:
+            record = self._ahead or self.reader.next_before(self.history.end_offset, look)
             if record is None:
-                return None, busy_s
+                return None
             named = group_id_of(record.value)
             self._ahead = record if named is not None and named not in known else None
             if self._ahead is not None:
                 break
-            busy_s += self._take(batch, record)
-        return self._close(batch), busy_s
+            self.reader.add(batch, record)
+        return self._close(batch, due)
 
-    def _close(self, batch: OpenBatch) -> Batch:
+    def _close(self, batch: OpenBatch, due: RecordedStep) -> Batch:
         """The source's batch, of what the history has of it."""
-        due = self._due
-        made = batch.close(run=self._history.run, version=due.started_from, max_staleness=self._config.max_staleness)
+        made = batch.close(run=self.history.run, version=due.started_from, max_staleness=self.config.max_staleness)
         lost = {id_: why for id_, why in due.excluded_before.items() if id_ not in made.consumed}
         if lost:
             _log.warning(
@@ -126,19 +119,8 @@ class SameTrainer(HistoryTrainer):
         place = {id_: at for at, id_ in enumerate(due.step.group_ids)}
         return replace(made, groups=tuple(sorted(made.groups, key=lambda group: place[group.summary.group_id])))
 
-    def _started_from(self) -> int | None:
-        return self._due.started_from
-
-    def _is_due(self) -> bool:
-        return self._due.version != self._store.state.version
-
-    def _sift(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
-        return batch, {}
-
-    # compare
-
-    def _check(self, record: TrainingStep) -> bool:
-        due = self._due
+    def check(self, record: TrainingStep) -> bool:
+        due = self.record.steps[record.step - 1]
         _require(due, {due.step.skipped}, {record.skipped}, "to be skipped as")
         if due.version != record.version:
             raise ConfigurationError(
@@ -147,15 +129,12 @@ class SameTrainer(HistoryTrainer):
             )
         return True
 
-    def _say(self, record: TrainingStep, before: int) -> None:
-        super()._say(record, before)
-        self._compare()
-
-    def _compare(self) -> None:
-        """The present version with the source's of the same place."""
-        state = self._store.state
-        manifest = self._policy_log.lineage.versions.get(state.version)
-        if self._is_unequal or manifest is None or not self._record.differs(manifest):
+    def observe(self, state: CheckpointState) -> None:
+        """Tells how far it is, and compares the present version with the source's of the same place."""
+        self.metrics.set(REPLAY_STEP, state.step)
+        self.metrics.set(REPLAY_STEPS, len(self.record.steps))
+        manifest = self.policy_log.lineage.versions.get(state.version)
+        if self._is_unequal or manifest is None or not self.record.differs(manifest):
             return
         if state.version == 0 and not self._unequal.keys() & _OF_THE_START:
             raise ConfigurationError(
@@ -169,9 +148,6 @@ class SameTrainer(HistoryTrainer):
             state.version,
             state.step,
         )
-
-    def _progress(self) -> tuple[int, int]:
-        return self._store.state.step, len(self._record.steps)
 
 
 def _require_tokens(due: RecordedStep, own: int) -> None:
@@ -191,8 +167,8 @@ def _require(due: RecordedStep, source: Any, own: Any, what: str) -> None:
     words = []
     for side, only in (("only the source", source - own), ("only this run", own - source)):
         if only:
-            told = ", ".join(" ".join(one) if isinstance(one, tuple) else one or "no" for one in sorted(only)[:_TOLD])
-            words.append(f"{side} does: {told}" + (f" and {len(only) - _TOLD} more" if len(only) > _TOLD else ""))
+            told = ", ".join(" ".join(one) if isinstance(one, tuple) else one or "no" for one in sorted(only)[:_NAMED])
+            words.append(f"{side} does: {told}" + (f" and {len(only) - _NAMED} more" if len(only) > _NAMED else ""))
     raise ConfigurationError(
         f"step {due.step.step}: expected {what} as the source did; {'; '.join(words)}. The history "
         "is not what it trained on: was it folded by other rules, or by another release?"

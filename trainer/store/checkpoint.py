@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from safetensors import SafetensorError, safe_open
@@ -27,25 +28,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tracegrad.schemas.beat import busy, units
-from tracegrad.schemas.errors import ConfigurationError, LogGapError
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
 from tracegrad.schemas.records.weights import WeightFile
 
-from ..config import TrainerHandles
-from ..guard import GuardState
-from ..learner import Learner
+from ..rating_drop import VersionRatings
 from .durable import describe_files, remove_half_written, whole_folder
-from .policy_log import PolicyLog
 
-__all__ = ["CheckpointState", "Checkpoints", "Progress", "resume"]
+__all__ = ["CheckpointState", "Checkpoints", "Progress"]
 
 _log = logging.getLogger(__name__)
 _UNREAD = "unread-"
 _FOLDER = re.compile(rf"(?:{_UNREAD})?step-(\d{{8,}})-v(\d+)-e(\d+)")
 _TRIES = 3
 """Reads of a checkpoint whose file system says no (ESTALE, EIO, EACCES): most such moments are short."""
-_RETRY_S = 1.0
 _STATE, _TENSORS, _CONSUMED, _STEP = "state.json", "tensors.safetensors", "consumed.txt", "training_step.json"
 
 
@@ -76,7 +73,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     rollbacks: int = 0
     """Of the history that is repeated, done so far."""
     accounting: Accounting = Accounting()
-    guard: GuardState = GuardState()
+    ratings: VersionRatings = msgspec.field(default=VersionRatings(), name="guard")
     """How the versions so far are rated."""
     seconds: dict[str, float] = {}
     """Of `checkpoint` and `publish`, the step before."""
@@ -99,6 +96,13 @@ class Progress:
     """All groups consumed, in order (a dictionary: an ordered set)."""
     training_step: bytes | None = None
     """The newest step's record, encoded: a missing one is emitted again byte for byte. None before the first."""
+    is_saved: bool = False
+    """Whether a checkpoint holds all this."""
+
+    def advance(self, **changes: Any) -> None:
+        """To the state with these changes, which no checkpoint holds yet."""
+        self.state = msgspec.structs.replace(self.state, **changes)
+        self.is_saved = False
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -114,9 +118,11 @@ class Progress:
 class Checkpoints:
     """The checkpoints of one run and policy under a folder."""
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    def __init__(self, folder: Path, *, keep: int, retry_s: float = 1.0) -> None:
+        """`retry_s`: the pause before one that cannot be read is read again."""
         self._folder = folder
         self._keep = keep
+        self._retry_s = retry_s
 
     @busy("saving a checkpoint")
     def save(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
@@ -129,6 +135,7 @@ class Checkpoints:
                 (temporary / _STEP).write_bytes(progress.training_step)
             progress.state = msgspec.structs.replace(progress.state, files=describe_files(temporary))
             (temporary / _STATE).write_bytes(msgspec.json.encode(progress.state))
+        progress.is_saved = True
         kept = [path for path in self._ordered() if not path.name.startswith(_UNREAD)]
         for path in kept[: -self._keep]:
             shutil.rmtree(path, ignore_errors=True)
@@ -145,7 +152,7 @@ class Checkpoints:
         failures: dict[Path, Exception] = {}
         for path in reversed(self._ordered()):
             try:
-                loaded = _load_patiently(path)
+                loaded = self._load_patiently(path)
             except (OSError, ValueError, KeyError, msgspec.MsgspecError, SafetensorError) as error:
                 failures[path] = error
                 _log.warning("checkpoint %s cannot be read: %s", path.name, str(error)[:300])
@@ -160,6 +167,17 @@ class Checkpoints:
         raise ConfigurationError(
             f"expected a whole checkpoint under {self._folder}, got {told}: restore the folder, or start a new run"
         )
+
+    def _load_patiently(self, path: Path) -> tuple[Progress, dict[str, Tensor]]:
+        for left in reversed(range(_TRIES)):
+            try:
+                return _load(path)
+            except OSError as error:
+                if not left:
+                    raise
+                _log.warning("checkpoint %s is read again: %s", path.name, str(error)[:300])
+                time.sleep(self._retry_s)
+        raise AssertionError("the last try returns or raises")
 
     def _ordered(self) -> list[Path]:
         """Complete folders and those set aside, oldest first."""
@@ -179,18 +197,6 @@ def _set_aside(paths: Iterable[Path]) -> None:
             _log.warning("checkpoint %s cannot be set aside: %s", path.name, str(error)[:300])
 
 
-def _load_patiently(path: Path) -> tuple[Progress, dict[str, Tensor]]:
-    for left in reversed(range(_TRIES)):
-        try:
-            return _load(path)
-        except OSError as error:
-            if not left:
-                raise
-            _log.warning("checkpoint %s is read again: %s", path.name, str(error)[:300])
-            time.sleep(_RETRY_S)
-    raise AssertionError("the last try returns or raises")
-
-
 def _load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     state = msgspec.json.decode((path / _STATE).read_bytes(), type=CheckpointState)
     found = tuple(file for file in describe_files(path) if file.name != _STATE)
@@ -203,48 +209,4 @@ def _load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     consumed = dict.fromkeys((path / _CONSUMED).read_text().split())
     with safe_open(path / _TENSORS, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in units("loading a checkpoint", file.keys())}
-    return Progress(state, consumed, training_step), tensors
-
-
-def resume(handles: TrainerHandles, checkpoints: Checkpoints, policy_log: PolicyLog, learner: Learner) -> Progress:
-    """Sets the learner to the newest checkpoint and says where it stands; step 0, with no files, without one.
-
-    One older than what was published is the beginning of a replay (store.py).
-
-    Raises:
-        ConfigurationError: the checkpoint is another run's, or there is none and versions were published.
-        LogGapError: its offset is one of a topic that is no more.
-    """
-    fresh = Progress(CheckpointState(policy=handles.policy, run=handles.run_hash))
-    progress, tensors = checkpoints.load_newest() or (fresh, {})
-    state = progress.state
-    if (state.run, state.policy) != (handles.run_hash, handles.policy):
-        raise ConfigurationError(
-            f"[trainer] work_dir: expected checkpoints of run {handles.run_hash!r}, policy {handles.policy!r}, got "
-            f"{state.run!r}, {state.policy!r}: give each policy of each run a folder of its own"
-        )
-    topic_id = policy_log.transitions_id
-    if topic_id != state.topic_id and state.topic_id and topic_id:
-        raise LogGapError(
-            f"expected `transitions` with the id {state.topic_id}, in which the checkpoint of step {state.step} names "
-            f"offset {state.next_offset}, got {topic_id}: the topic was deleted and made anew; restore it, or start "
-            "another run (--run NAME), whose [policy] model may be this one's newest version"
-        )
-    newest = policy_log.lineage.newest
-    published = newest.version if newest else 0
-    if published and not tensors:
-        raise ConfigurationError(
-            f"expected a checkpoint of policy {handles.policy!r}, whose version {published} was published, under "
-            f"{handles.work_dir}, got none: restore the folder, or start a new run"
-        )
-    if tensors:
-        learner.restore(tensors)
-        known, now = state.settings, learner.settings
-        changed = [f"{name} {known[name]} -> {now[name]}" for name in now if known.get(name, now[name]) != now[name]]
-        if changed:
-            _log.warning("[trainer], [algorithm] changed since step %d of this run: %s", state.step, ", ".join(changed))
-        _log.info("resumes: step=%d version=%d next_offset=%d", state.step, state.version, state.next_offset)
-        if published > state.version:
-            _log.warning("version %d was published after this checkpoint: the log is replayed from there", published)
-    progress.state = msgspec.structs.replace(state, settings=learner.settings, topic_id=topic_id)
-    return progress
+    return Progress(state, consumed, training_step, is_saved=True), tensors

@@ -50,8 +50,6 @@ from ..config import TrainerHandles
 __all__ = ["PolicyLog"]
 
 _log = logging.getLogger(__name__)
-_LOOK_S = 0.02
-"""A look at what has come waits so long when nothing has."""
 _AT_ONCE = 16
 """Appends that wait for their acknowledgement: a record may have 32 MiB, and the writer's queue is bounded."""
 _PARTITION = 0
@@ -62,8 +60,16 @@ class PolicyLog:
     """This process's claim on a policy, and its hand on the log. One thread at a time."""
 
     def __init__(
-        self, handles: TrainerHandles, *, topics: Topics, log: Log, writer: LogWriter, metrics: Metrics
+        self,
+        handles: TrainerHandles,
+        *,
+        topics: Topics,
+        log: Log,
+        writer: LogWriter,
+        metrics: Metrics,
+        look_s: float = 0.02,
     ) -> None:
+        """`look_s`: a look at what has come waits so long when nothing has."""
         self._policy = handles.policy
         self._run = handles.run_hash
         self._topics = topics
@@ -71,7 +77,7 @@ class PolicyLog:
         self._log = log
         self._writer = writer
         self._metrics = metrics
-        self._chunks = follow(log, [self._at.topic], poll_s=_LOOK_S, patience_s=AWAY_S)
+        self._chunks = follow(log, [self._at.topic], poll_s=look_s, patience_s=AWAY_S)
         self._next_offset = 0
         self._refused: list[Verdict] = []
         self._refusals = Refusals(topics, metrics, then=self._set_aside)

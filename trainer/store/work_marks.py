@@ -21,14 +21,14 @@ from tracegrad.schemas.log.protocol import Record, TopicPartition
 
 from ..batch.batches import Batch
 
-__all__ = ["MAX_DEATHS", "InWork"]
+__all__ = ["MAX_DEATHS", "WorkMarks"]
 
 _log = logging.getLogger(__name__)
 MAX_DEATHS = 3
 """In the same piece of work: once may be anybody's doing, three times is its own."""
 
 
-class InWork:
+class WorkMarks:
     """The marks of one policy's trainer under a folder; one trainer at a time."""
 
     def __init__(self, folder: Path, partition: TopicPartition) -> None:

@@ -15,7 +15,7 @@ from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.streams.credit.fold import Credit
-from tracegrad.trainer.batch.batches import TransitionsSource
+from tracegrad.trainer.batch.batches import TransitionsReader
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
@@ -42,7 +42,7 @@ def test_a_group_of_a_million_tokens_reaches_the_trainer(kafka_log: KafkaLog, fr
     finally:
         writer.close()
     name = fresh_topics.name(Topic.TRANSITIONS)
-    source = TransitionsSource(kafka_log, TopicPartition(name, 0), next_offset=0, poll_s=30.0)
+    source = TransitionsReader(kafka_log, TopicPartition(name, 0), next_offset=0, poll_s=30.0)
     try:
         record = source.next()
     finally:

@@ -22,8 +22,8 @@ from tests.trainer.toy_policy import ToyPolicy, learn
 from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import RECIPES
+from tracegrad.trainer.batch.batches import unselected
 from tracegrad.trainer.batch.groups import Group
-from tracegrad.trainer.batch.selection import unselected
 
 pytestmark = pytest.mark.torch
 

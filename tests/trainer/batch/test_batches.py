@@ -19,7 +19,7 @@ from tracegrad.schemas.records.training import Accounting, hash_batch
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.topics import Topics
 from tracegrad.trainer.algorithm.recipe import Recipe
-from tracegrad.trainer.batch.batches import Batch, OpenBatch, TransitionsSource, account
+from tracegrad.trainer.batch.batches import Batch, OpenBatch, TransitionsReader, account
 from tracegrad.trainer.batch.groups import GroupLimits
 
 LIMITS = GroupLimits(policy="policy", vocabulary=VOCABULARY)
@@ -179,7 +179,7 @@ def test_offset_that_retention_took_is_fatal(memory_log: MemoryLog) -> None:
     memory_log.truncate("t", 0, begin=2)
     for offset in (1, 5):
         with pytest.raises(LogGapError):
-            TransitionsSource(memory_log, TopicPartition("t", 0), next_offset=offset).next()
+            TransitionsReader(memory_log, TopicPartition("t", 0), next_offset=offset).next()
 
 
 @pytest.mark.parametrize("offset", [9, 12])
@@ -194,7 +194,7 @@ def test_source_reads_in_order_and_tells_its_lag(memory_log: MemoryLog) -> None:
     """From the offset given."""
     memory_log.create_topic("t", 1)
     append_groups(memory_log, "t", [group_bytes(i) for i in range(4)])
-    source = TransitionsSource(memory_log, TopicPartition("t", 0), next_offset=1)
+    source = TransitionsReader(memory_log, TopicPartition("t", 0), next_offset=1)
     assert source.lag == 3
     first = source.next()
     assert first is not None

@@ -11,8 +11,7 @@ import pytest
 from tests.trainer.material import segment, summary, turn
 from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.trainer.algorithm.recipe import Rows
-from tracegrad.trainer.batch.forms import in_form
-from tracegrad.trainer.batch.groups import Group
+from tracegrad.trainer.batch.groups import Group, in_form
 
 
 def row_of(rollout: str, number: int, ids: list[int], mask: list[int], *turns: Any) -> SegmentRow:

@@ -17,10 +17,9 @@ from tracegrad.schemas.topics import Topic
 from tracegrad.trainer.algorithm.recipe import Rows
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.advantages import call_advantages
-from tracegrad.trainer.batch.forms import in_form
-from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
+from tracegrad.trainer.batch.groups import Group, GroupLimits, in_form, judge
 from tracegrad.trainer.batch.rows import rollout_tokens, training_rows
-from tracegrad.trainer.batch.told import told_advantages
+from tracegrad.trainer.describe import describe_advantages
 
 pytestmark = pytest.mark.torch
 
@@ -42,7 +41,7 @@ def test_each_call_is_told_as_its_tokens_were_given(form: Rows) -> None:
     groups = some_groups()
     formed = in_form(groups, form, max_row_tokens=10_000)
     rows, _ = training_rows(formed, RECIPE)
-    told = dict(told_advantages(formed, rows))
+    told = dict(describe_advantages(formed, rows))
     expected = call_advantages(groups, RECIPE, rollout_tokens(groups))[0]
     assert [*told] == [group.summary.group_id for group in groups]
     for group in groups:

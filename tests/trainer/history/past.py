@@ -27,7 +27,7 @@ from tests.versions import OTHER_RUN, RUN
 from tracegrad.schemas.records.transitions import encode_group, group_id_of
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.history.config import History, ReplayConfig
-from tracegrad.trainer.store.store import Store
+from tracegrad.trainer.store.versions import Versions
 
 __all__ = ["SOURCE", "Settings", "kill_at", "log_of", "replay_of", "train_source", "write_record"]
 
@@ -55,14 +55,14 @@ def _transitions() -> list[bytes | None]:
 
 
 @contextlib.contextmanager
-def kill_at(step: int, owner: Any = Store, name: str = "_publish", call: int = 1) -> Iterator[None]:
+def kill_at(step: int, owner: Any = Versions, name: str = "publish", call: int = 1) -> Iterator[None]:
     """The trainer dies before that call of the function at that step."""
     original: Callable[..., Any] = getattr(owner, name)
     calls = 0
 
     def killing(self: Any, *args: Any, **named: Any) -> Any:
         nonlocal calls
-        calls += (self if isinstance(self, Store) else self._store).state.step == step
+        calls += getattr(self, "store", self).state.step == step
         if calls == call:
             raise Killed
         return original(self, *args, **named)

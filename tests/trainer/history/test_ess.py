@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tracegrad.trainer.history.ess import described, ess
+from tracegrad.trainer.history.offline import described, ess
 
 Doubles = npt.NDArray[np.float64]
 LOG_WEIGHTS = arrays(np.float64, st.integers(1, 40), elements=st.floats(-15, 15))

@@ -24,16 +24,10 @@ from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.metrics import GROUPS_EXCLUDED, REPLAY_STEP, REPLAY_STEPS
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.transitions import decode_group, encode_group
-from tracegrad.trainer import loop
 from tracegrad.trainer.batch.groups import Group, above
 from tracegrad.trainer.history.config import History, ReplayConfig
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
 
 
 def history_of(

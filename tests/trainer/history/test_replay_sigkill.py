@@ -22,7 +22,6 @@ from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.trainer import loop
 from tracegrad.trainer.run import run
 
 pytestmark = [pytest.mark.torch, pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -47,7 +46,6 @@ def test_sigkilled_again_and_again_it_ends_with_the_sources_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every version, bit for bit, whatever died in between; the last start ends by itself."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
     source = train_source(untied, tmp_path / "source")
     monkeypatch.undo()
     prepared, settings = replay_of(source, untied, tmp_path / "own")

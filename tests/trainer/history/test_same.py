@@ -39,23 +39,16 @@ from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.trainer import loop
 from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.model.policy import Policy
-from tracegrad.trainer.store.store import Store
+from tracegrad.trainer.store.rollback import Rollbacks
+from tracegrad.trainer.store.versions import Versions
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All lies there: nobody writes later."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
 
 
 @pytest.fixture(scope="module")
 def source(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> MemoryLog:
     """Its log; nobody changes it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_POLL_S", 0.005)
-        return train_source(untied, tmp_path_factory.mktemp("source"))
+    return train_source(untied, tmp_path_factory.mktemp("source"))
 
 
 def figures(log: MemoryLog) -> list[tuple[Any, ...]]:
@@ -101,7 +94,7 @@ def test_a_source_of_fewer_versions_than_steps_is_repeated(checkpoint_every: int
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Trainer, "_say", asking)
-        with kill_at(5, loop.Trainer, "_check"):
+        with kill_at(5, Versions, "after"):
             train(source, config_of(untied, tmp_path / "source", **given))
     train(source, config_of(untied, tmp_path / "source", **given))
     told = [(step.step, step.version, step.num_unpublished) for step in surviving_steps(steps_of(source))]
@@ -157,9 +150,9 @@ def test_a_step_whose_gradient_was_no_number_is_skipped_again(
     ("owner", "name", "step", "call"),
     [
         (loop.Trainer, "_learn", 2, 1),
-        (Store, "_publish", 2, 1),
-        (Store, "go_back", 3, 1),
-        (Store, "_publish", 3, 2),
+        (Versions, "publish", 2, 1),
+        (Rollbacks, "go_back", 3, 1),
+        (Versions, "publish", 3, 2),
         (loop.Trainer, "_say", 4, 1),
     ],
     ids=["before a step", "before a version", "before the rollback", "before its version", "after a step"],

@@ -42,12 +42,6 @@ def newest_step(checkpoints: Checkpoints) -> int:
     return loaded[0].state.step
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that cannot be read is tried again at once."""
-    monkeypatch.setattr(checkpoint, "_RETRY_S", 0.0)
-
-
 def fail_reading(patch: pytest.MonkeyPatch, number: int, *, times: int, folder: str = "") -> None:
     """The first so many reads of tensors (under a folder of that name) fail with an errno."""
     left = [times]
@@ -70,7 +64,7 @@ def test_round_trip_keeps_every_bit(tmp_path: Path) -> None:
         "optimiser/a.step": torch.tensor(3.0),
         "rng/cpu": torch.get_rng_state(),
     }
-    checkpoints = Checkpoints(tmp_path / "c", keep=2)
+    checkpoints = Checkpoints(tmp_path / "c", keep=2, retry_s=0.0)
     checkpoints.save(saved, tensors)
     loaded = checkpoints.load_newest()
     assert loaded is not None
@@ -84,12 +78,12 @@ def test_round_trip_keeps_every_bit(tmp_path: Path) -> None:
 
 def test_nothing_there_is_none(tmp_path: Path) -> None:
     """A fresh run."""
-    assert Checkpoints(tmp_path / "c", keep=2).load_newest() is None
+    assert Checkpoints(tmp_path / "c", keep=2, retry_s=0.0).load_newest() is None
 
 
 def test_half_written_folder_is_ignored_and_removed(tmp_path: Path) -> None:
     """A killed writer's."""
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2, retry_s=0.0)
     save(checkpoints, 1)
     half = tmp_path / ".tmp-step-00000002-v2-e1-99"
     half.mkdir()
@@ -101,7 +95,7 @@ def test_half_written_folder_is_ignored_and_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["state.json", "tensors.safetensors", "consumed.txt"])
 def test_damaged_checkpoint_is_passed_over(name: str, tmp_path: Path) -> None:
     """A cut file is found by its sha256; the one before it is taken."""
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2, retry_s=0.0)
     save(checkpoints, 1)
     save(checkpoints, 2)
     damaged = tmp_path / "step-00000002-v2-e1" / name
@@ -116,7 +110,7 @@ def test_checkpoint_that_cannot_be_read_once_is_read_again(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network file system's moment: the second try has it."""
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2, retry_s=0.0)
     save(checkpoints, 1)
     save(checkpoints, 2)
     fail_reading(monkeypatch, number, times=1)
@@ -125,9 +119,9 @@ def test_checkpoint_that_cannot_be_read_once_is_read_again(
 
 def test_checkpoint_set_aside_is_tried_again_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older one is used meanwhile; what is set aside counts for nothing in `keep` and is never deleted."""
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path, keep=1, retry_s=0.0)
     save(checkpoints, 1)
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2, retry_s=0.0)
     save(checkpoints, 2)
     with monkeypatch.context() as patch:
         fail_reading(patch, errno.EIO, times=99, folder="step-00000002-v2-e1")
@@ -149,7 +143,7 @@ def test_checkpoints_of_which_none_can_be_read_are_no_fresh_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart tries again; training from step 0 would not."""
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2, retry_s=0.0)
     save(checkpoints, 1)
     with monkeypatch.context() as patch:
         fail_reading(patch, errno.ESTALE, times=99)
@@ -160,7 +154,7 @@ def test_checkpoints_of_which_none_can_be_read_are_no_fresh_start(
 
 def test_a_folder_that_cannot_be_listed_is_no_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that has published would be refused for good, as one that has lost its checkpoints."""
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2, retry_s=0.0)
     save(checkpoints, 1)
 
     def refuse(path: Any) -> Any:
@@ -176,7 +170,7 @@ def test_a_folder_that_cannot_be_listed_is_no_fresh_start(tmp_path: Path, monkey
 
 def test_last_ones_are_kept(tmp_path: Path) -> None:
     """Two of five."""
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2, retry_s=0.0)
     for step in range(1, 6):
         save(checkpoints, step)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004-v4-e1", "step-00000005-v5-e1"]
@@ -184,7 +178,7 @@ def test_last_ones_are_kept(tmp_path: Path) -> None:
 
 def test_higher_epoch_goes_before_a_higher_step(tmp_path: Path) -> None:
     """A trainer that lost its policy may have written on for a moment."""
-    checkpoints = Checkpoints(tmp_path, keep=3)
+    checkpoints = Checkpoints(tmp_path, keep=3, retry_s=0.0)
     save(checkpoints, 6, epoch=2)
     save(checkpoints, 7, epoch=1)
     assert newest_step(checkpoints) == 6

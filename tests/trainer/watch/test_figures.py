@@ -133,13 +133,13 @@ def turns_of(rollout: str, reward: float | None) -> SegmentRow:
 
 def described(*groups: Group) -> TrainingStep:
     """Of a batch of them."""
-    batch = Batch(0, len(groups), tuple(groups), (), {}, 0, (), "hash", tuple(one.summary.group_id for one in groups))
+    batch = Batch(
+        0, len(groups), tuple(groups), (), {}, 0, (), "hash", tuple(one.summary.group_id for one in groups), 0
+    )
     rows, _ = training_rows(groups, Recipe())
     before = CheckpointState(policy="policy", run=RunHash("7c1f3e9a"))
     return describe_step(
         before,
-        epoch=1,
-        started_from=0,
         version=1,
         num_unpublished=0,
         batch=batch,
