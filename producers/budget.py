@@ -48,7 +48,7 @@ class Budget:
         finally:
             self._coming.pop(share, None)
 
-    def take(self, share: Share, num_bytes: int) -> None:
+    def charge(self, share: Share, num_bytes: int) -> None:
         """As Share.take."""
         if patience := self._coming.pop(share, None):
             self._coming[share] = patience
@@ -75,11 +75,11 @@ class Share:
         self.budget = budget
         self.num_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
+    def charge(self, num_bytes: int) -> None:
         """Asks for more, before it is held. Raises OverloadedError."""
-        self.budget.take(self, num_bytes)
+        self.budget.charge(self, num_bytes)
 
-    def take_computed(self, num_bytes: int, *, once: str) -> None:
+    def charge_computed(self, num_bytes: int, *, once: str) -> None:
         """Asks for what the body becomes. Raises OverloadedError, or RequestError (413) where it could never fit."""
         limit = self.budget.limit_bytes
         if num_bytes > limit:
@@ -88,7 +88,7 @@ class Share:
                 "raise max_inflight_bytes",
                 status=413,
             )
-        self.take(num_bytes)
+        self.charge(num_bytes)
 
 
 def weigh_json(data: bytes) -> int:

@@ -76,7 +76,7 @@ async def read_body(
             with share.budget.coming(share, patience):
                 async for piece in request.stream():
                     weight += (heavier := weigh(piece))
-                    share.take(len(piece) + heavier)
+                    share.charge(len(piece) + heavier)
                     body += piece
                     if weight > _DENSE_BYTES + _DENSITY * len(body):
                         raise RequestError("expected a request of messages, got little but brackets", status=413)

@@ -43,7 +43,7 @@ MAX_REASON_CHARS = 2_000
 _FAULTS = frozenset((*_FIELDS, "label", "error_type"))
 
 
-class _Place(NamedTuple):
+class _FeedbackTarget(NamedTuple):
     """Where the target's episode is found, and what of it is meant."""
 
     key: str
@@ -111,7 +111,7 @@ def _value(item: dict[str, Any], name: str, names: Mapping[str, RangeConfig]) ->
     return float(given)
 
 
-def _place(item: dict[str, Any]) -> _Place:
+def _place(item: dict[str, Any]) -> _FeedbackTarget:
     named = [field for field in _TARGETS if item.get(field) is not None]
     if len(named) != 1:
         got = f"{len(named)} of them" if named else "none"
@@ -123,29 +123,29 @@ def _place(item: dict[str, Any]) -> _Place:
             call, key = canonical_call(id_), key_in(id_)
             if call is None or key is None:
                 raise _foreign(field, "an answer")
-            return _Place(key, call)
+            return _FeedbackTarget(key, call)
         case "tool_call_id":
             key = key_in(id_)
             if key is None or canonical_call(id_) is not None:
                 raise _foreign(field, "a tool call")
-            return _Place(key, id_)
+            return _FeedbackTarget(key, id_)
         case "conversation_id":
-            return _Place(conversation_key(id_), None)
+            return _FeedbackTarget(conversation_key(id_), None)
         case "trace_id":
             if not _TRACE.fullmatch(id_):
                 raise _refusal(field, "expected 32 hex digits, got something else")
-            return _Place(id_, None)
+            return _FeedbackTarget(id_, None)
         case _:
             if not is_rollout(id_):
                 raise _refusal(field, "expected 28 hex digits, got something else")
-            return _Place(id_, None)
+            return _FeedbackTarget(id_, None)
 
 
 def _foreign(field: str, what: str) -> RequestError:
     return _refusal(field, f"expected the id of {what} as our LLM gateway gave it, got another", 404)
 
 
-def _attempt(item: dict[str, Any], place: _Place, run: RunHash) -> tuple[str, str]:
+def _attempt(item: dict[str, Any], place: _FeedbackTarget, run: RunHash) -> tuple[str, str]:
     """The runner's attempt that it is about, empty texts where no runner started it."""
     given = item.get("attempt_id")
     if found := attempt_of(place.key, (run,)):

@@ -35,14 +35,14 @@ from tracegrad.schemas.topics import Topic
 
 from .api.chat_request import ChatRequest, Message
 from .api.events import TOO_LONG, Started
-from .captured.leaves import Leaf, Said
+from .captured.conversation_ends import ConversationDigest, ConversationEnd
 from .engines.chat_form import asks_grammar
-from .engines.engine import Engine, ParsedMessage, Sampled, Sampling, waits_until
+from .engines.engine import Engine, ParsedMessage, SampledIds, Sampling, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
 from .identity import Caller
 from .parts import Parts
-from .render.finish import Answer, Served, events_of, finish, merged, started
-from .render.live import Hearing, Live
+from .render.finish import Answer, ServedCall, events_of, finish, merged, started
+from .render.live import LiveAnswer, LiveHearer
 from .render.renderer import Renderer
 from .render.splice import (
     EarlierCall,
@@ -62,7 +62,7 @@ _WHOLE_EVERY_S = 300.0
 """What an episode that a deadline cuts may lose at its beginning."""
 
 
-class _Drawn(NamedTuple):
+class _Sample(NamedTuple):
     """A sample, and what it came from."""
 
     started_ns: int
@@ -89,9 +89,9 @@ class CallServer:
         caller: Caller,
         request: ChatRequest,
         ids: Sequence[CallId],
-        live: Live,
+        live: LiveAnswer,
         is_recorded: bool = True,
-    ) -> Served:
+    ) -> ServedCall:
         """As many answers as there are ids, side by side; the first failure is that of all. What `live` has told of a
         streamed one is not among its events."""
         if len(ids) == 1:
@@ -115,9 +115,9 @@ class CallServer:
         request: ChatRequest,
         call_id: CallId,
         is_recorded: bool,
-        live: Live,
+        live: LiveAnswer,
         is_told: bool = False,
-    ) -> Served:
+    ) -> ServedCall:
         """Samples and records one answer; one that is not to be recorded is forgotten once it is sent."""
         with session.cancellable() as number:
             drawn = await self._sample(session, request, call_id, live if is_told else None)
@@ -131,14 +131,14 @@ class CallServer:
             await self._append(session, record, answer, prompt, number)
             whole_s = parent.whole_s if parent else time.monotonic()
             self._remember(session, caller, request, asked, prompt, generation, answer, whole_s, live)
-        return Served(answer=answer, events=events)
+        return ServedCall(answer=answer, events=events)
 
     def _record(
         self,
         session: Session,
         caller: Caller,
         request: ChatRequest,
-        drawn: _Drawn,
+        drawn: _Sample,
         answer: Answer,
         parent: EarlierCall | None,
     ) -> CallRecord:
@@ -192,7 +192,9 @@ class CallServer:
             return await self.renderer.count(request, waits)
         return len(prompt.ids)
 
-    async def _sample(self, session: Session, request: ChatRequest, call_id: CallId, live: Live | None) -> _Drawn:
+    async def _sample(
+        self, session: Session, request: ChatRequest, call_id: CallId, live: LiveAnswer | None
+    ) -> _Sample:
         started_ns = time.time_ns()
         renderer, metrics = self.renderer, self._parts.metrics
         waits = waits_until(session.key, self._parts.config.engine_wait_s)
@@ -209,7 +211,7 @@ class CallServer:
         ids: list[int] = prompt.ids.tolist()
         begins = started(call_id, request.model or self._parts.policy.name, len(ids))
         text = renderer.live(request, ids) if live else None
-        hearer = Hearing(live, begins, text) if live and text else None
+        hearer = LiveHearer(live, begins, text) if live and text else None
         generation = await self._generator.generate(purpose, ids, sampling, waits, hearer)
         said = generation.ids
         if generation.has_terminal:
@@ -217,10 +219,10 @@ class CallServer:
             said = said[:-1]
         if not said:
             # The engine refuses to derender nothing.
-            return _Drawn(started_ns, prompt, sampling, generation, ParsedMessage(content=""), begins)
+            return _Sample(started_ns, prompt, sampling, generation, ParsedMessage(content=""), begins)
         entries = None if sampling.top_logprobs is None else generation.entries[: len(said)]
-        parsed = await renderer.parse(request, Sampled(ids, said, entries), waits)
-        return _Drawn(started_ns, prompt, sampling, generation, parsed, begins)
+        parsed = await renderer.parse(request, SampledIds(ids, said, entries), waits)
+        return _Sample(started_ns, prompt, sampling, generation, parsed, begins)
 
     async def _append(self, session: Session, record: CallRecord, answer: Answer, prompt: Prompt, number: int) -> None:
         """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
@@ -244,7 +246,7 @@ class CallServer:
         generation: Generation,
         answer: Answer,
         whole_s: float,
-        live: Live,
+        live: LiveAnswer,
     ) -> None:
         """Keeps the call for the next splice, if there is room."""
         if not self._parts.sessions.has_room(session):
@@ -268,7 +270,9 @@ class CallServer:
             session.conversations.keep(answer.call_id, whole, caller.scope)
         ends = session.history.remember(asked, message, call, answer.stop_text, request.wishes.stop)
         for end in ends if isinstance(session, CapturedSession) and session.is_unnamed and not live.is_left else ():
-            self._parts.leaves.add(Leaf(Said(caller.scope, end, call.tool_call_ids), session.key))
+            self._parts.conversation_ends.add_end(
+                ConversationEnd(ConversationDigest(caller.scope, end, call.tool_call_ids), session.key)
+            )
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 

@@ -42,15 +42,15 @@ from .api.chat_request import ChatRequest, Message, check_recordable
 from .api.events import Api, Recall, forgotten
 from .api.reading import with_whole_answers
 from .calls import CallServer
-from .captured.leaves import Leaf
+from .captured.conversation_ends import ConversationEnd
 from .captured.which_conversation import CapturedConversations, is_named
 from .config import Upstream
 from .identity import Caller, claims_of, conversation_of, judge, leaves_record, scope_of
 from .models import Models, check_one_model
-from .outcomes import Watch
+from .outcomes import CallWatch
 from .parts import Parts, halved
-from .render.finish import Served
-from .render.live import Live
+from .render.finish import ServedCall
+from .render.live import LiveAnswer
 from .render.splice import SpliceHistory
 from .respond import CallResponse, problem_of, problem_response, status_of
 from .sampling import unforced, without_strict
@@ -61,7 +61,7 @@ __all__ = ["ChatEndpoints"]
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _AgentRequest:
     """A request whose body is here."""
 
     http: Request
@@ -85,7 +85,7 @@ class ChatEndpoints:
         self._calls = calls
         self._upstreams = upstreams
         self._wording = wording
-        self._captured = CapturedConversations(parts.sessions, parts.leaves, parts.metrics)
+        self._captured = CapturedConversations(parts.sessions, parts.conversation_ends, parts.metrics)
         self._models = Models(parts.policy, parts.handles.upstreams)
         self._num_inflight = {True: 0, False: 0}
         """Of attempts, and of others."""
@@ -101,7 +101,7 @@ class ChatEndpoints:
     async def pass_on(self, http: Request, route: str) -> ASGIApp:
         """Serves a route that upstreams may speak and the policy does not."""
 
-        async def refuse(asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
+        async def refuse(asked: _AgentRequest, entered: contextlib.ExitStack) -> ASGIApp:
             raise RequestError(
                 f"expected a model that an upstream serves, got the policy, which does not speak {route}; ask it by "
                 f"{self._wording.path}",
@@ -116,7 +116,7 @@ class ChatEndpoints:
         http: Request,
         route: str,
         api: Api,
-        serve: Callable[[_Asked, contextlib.ExitStack], Awaitable[ASGIApp]],
+        serve: Callable[[_AgentRequest, contextlib.ExitStack], Awaitable[ASGIApp]],
     ) -> ASGIApp:
         """Reads a request, and lets the model that it means answer: an upstream, or `serve` for the policy."""
         parts = self._parts
@@ -137,11 +137,11 @@ class ChatEndpoints:
                 if session is not None:
                     # From here on it is the agent's doing what becomes of the request; a body that broke off is not.
                     session.last_fault = None
-                asked = _Asked(http, route, api, caller, session, is_recorded, data, body)
+                asked = _AgentRequest(http, route, api, caller, session, is_recorded, data, body)
                 upstream = self._models.meant(body.get("model"))
                 if upstream is not None:
                     check_one_model(data)
-                    return self._upstreams.take(self._passed_on(asked, upstream), entered)
+                    return self._upstreams.answer(self._passed_on(asked, upstream), entered)
                 self._enter(session is not None, 1, entered)
                 return await serve(asked, entered)
             except OverloadedError:
@@ -149,7 +149,7 @@ class ChatEndpoints:
                     session.last_fault = 503
                 raise
 
-    def _passed_on(self, asked: _Asked, upstream: Upstream) -> PassedOn:
+    def _passed_on(self, asked: _AgentRequest, upstream: Upstream) -> PassedOn:
         http, caller = asked.http, asked.caller
         if not caller.key:
             # An episode of its own.
@@ -167,7 +167,7 @@ class ChatEndpoints:
             respond=lambda error: problem_response(problem_of(error), asked.api),
         )
 
-    async def _chat(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
+    async def _chat(self, asked: _AgentRequest, entered: contextlib.ExitStack) -> ASGIApp:
         parts, api, caller = self._parts, asked.api, asked.caller
         session: AttemptSession | CapturedSession | None = asked.session
         scope = scope_of(asked.http)
@@ -181,14 +181,14 @@ class ChatEndpoints:
         # Each choice is a call of its own; more than there are slots take them all.
         others = min(request.num_choices, self._limit(session is not None)) - 1
         self._enter(session is not None, others, entered)
-        taken, watches = list[Leaf](), []
+        taken, watches = list[ConversationEnd](), []
         if session is None:
             parts.metrics.add(CALLS_CAPTURED)
             if asked.is_recorded:
                 is_said = bool(asked.http.headers.get(CONVERSATION_HEADER, "").strip())
                 caller = msgspec.structs.replace(caller, scope=scope)
                 caller, session, taken = self._captured.find(caller, request, is_said=is_said)
-                watches = [Watch(parts.outcomes, caller) for _ in range(request.num_choices)]
+                watches = [CallWatch(parts.outcomes, caller) for _ in range(request.num_choices)]
             else:
                 # Of no conversation: what is not on the log, no later call can go on from.
                 caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
@@ -196,7 +196,7 @@ class ChatEndpoints:
         session.enter()
         entered.callback(session.leave)
         ids = [watch.call_id for watch in watches] or [new_call(caller.key) for _ in range(request.num_choices)]
-        live = Live()
+        live = LiveAnswer()
         return CallResponse(
             call=functools.partial(self._serve, session, caller, request, ids, live, asked.is_recorded),
             api=api,
@@ -207,14 +207,14 @@ class ChatEndpoints:
             settled=functools.partial(self._settle, session, entered.pop_all().close, taken, watches),
         )
 
-    async def _count(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
+    async def _count(self, asked: _AgentRequest, entered: contextlib.ExitStack) -> ASGIApp:
         request, key = self._free(_read(asked), asked), asked.caller.key
         known = asked.session or self._parts.sessions.known(key)
         history = known.history if known is not None else SpliceHistory()
         num_tokens = await self._calls.count(key, history, request)
         return JSONResponse({"input_tokens": num_tokens})
 
-    def _free(self, request: ChatRequest, asked: _Asked) -> ChatRequest:
+    def _free(self, request: ChatRequest, asked: _AgentRequest) -> ChatRequest:
         """The request as it is served: nothing but the policy chooses what may train."""
         parts, session = self._parts, asked.session
         if not parts.config.allow_strict:
@@ -243,9 +243,9 @@ class ChatEndpoints:
         caller: Caller,
         request: ChatRequest,
         ids: Sequence[CallId],
-        live: Live,
+        live: LiveAnswer,
         is_recorded: bool,
-    ) -> Served:
+    ) -> ServedCall:
         served = await self._calls.serve(session, caller, request, ids, live, is_recorded)
         if is_recorded and isinstance(session, CapturedSession):
             asked_for = [tool.id for answer in (served.answer, *served.others) for tool in answer.tool_calls]
@@ -263,9 +263,9 @@ class ChatEndpoints:
         self,
         session: AttemptSession | CapturedSession,
         leave: Callable[[], None],
-        taken: list[Leaf],
-        watches: Sequence[Watch],
-        served: Served | None,
+        taken: list[ConversationEnd],
+        watches: Sequence[CallWatch],
+        served: ServedCall | None,
         error: BaseException | None,
     ) -> None:
         leave()
@@ -283,10 +283,10 @@ class ChatEndpoints:
         elif error is not None:
             self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
 
-    def _give_back(self, taken: list[Leaf]) -> None:
+    def _give_back(self, taken: list[ConversationEnd]) -> None:
         """Nobody has the answer, or will: the client asks the same again."""
         while taken:
-            self._parts.leaves.add(taken.pop())
+            self._parts.conversation_ends.add_end(taken.pop())
 
     @property
     def num_inflight(self) -> int:
@@ -308,6 +308,6 @@ class ChatEndpoints:
         self._num_inflight[is_attempts] -= num
 
 
-def _read(asked: _Asked, recall: Recall = forgotten) -> ChatRequest:
+def _read(asked: _AgentRequest, recall: Recall = forgotten) -> ChatRequest:
     api, body = asked.api, asked.body
     return with_whole_answers(api.read(body) if api.read_on is None else api.read_on(body, recall))

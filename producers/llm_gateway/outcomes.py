@@ -30,7 +30,7 @@ from .config import Timings
 from .identity import Caller
 from .render.finish import Answer
 
-__all__ = ["AttemptCalls", "Outcomes", "Retries", "Watch"]
+__all__ = ["AttemptCalls", "CallWatch", "Outcomes", "Retries"]
 
 _MAX_WAITING = 20_000
 """Records; there are more only if Kafka is away for long while calls fail."""
@@ -40,7 +40,7 @@ _MAX_REMEMBERED = 32
 Append = Callable[..., asyncio.Future[Position]]
 
 
-class _Registered(NamedTuple):
+class _AttemptCall(NamedTuple):
     answer: Answer
     prompt: bytes
     """A digest of its ids."""
@@ -52,11 +52,11 @@ class AttemptCalls:
     """An attempt's calls whose records may be on the log, and how their answers went."""
 
     def __init__(self) -> None:
-        self._calls: list[_Registered] = []
+        self._calls: list[_AttemptCall] = []
 
     def add(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
         """A call whose record was handed to the log."""
-        self._calls.append(_Registered(answer, _digest(prompt_ids), number))
+        self._calls.append(_AttemptCall(answer, _digest(prompt_ids), number))
 
     def withdraw(self, answer: Answer) -> None:
         """The log has refused its record."""
@@ -79,7 +79,7 @@ class AttemptCalls:
         return [call.answer for call in self._calls]
 
 
-class _Asked(NamedTuple):
+class _CapturedCall(NamedTuple):
     call_id: CallId
     prompt: bytes
     """A digest of its ids."""
@@ -91,14 +91,14 @@ class Retries:
     """Which answers of a captured conversation were asked for again; the last few are remembered."""
 
     def __init__(self) -> None:
-        self._asked: dict[CallId, _Asked] = {}
+        self._asked: dict[CallId, _CapturedCall] = {}
         """Those whose record may be on the log and whose answer is not sent yet."""
-        self._taken: deque[_Asked] = deque(maxlen=_MAX_REMEMBERED)
-        self._untaken: deque[_Asked] = deque(maxlen=_MAX_REMEMBERED)
+        self._taken: deque[_CapturedCall] = deque(maxlen=_MAX_REMEMBERED)
+        self._untaken: deque[_CapturedCall] = deque(maxlen=_MAX_REMEMBERED)
 
     def register(self, call_id: CallId, prompt_ids: Ids, number: int) -> None:
         """A call whose record was handed to the log."""
-        self._asked[call_id] = _Asked(call_id, _digest(prompt_ids), number)
+        self._asked[call_id] = _CapturedCall(call_id, _digest(prompt_ids), number)
 
     def settle(self, call_id: CallId, *, is_delivered: bool) -> Iterator[tuple[CallId, CallOutcome]]:
         """What is known now: of this call, and of earlier ones that it supersedes; nothing of one that was never
@@ -119,7 +119,7 @@ class Retries:
             yield one.call_id, CallOutcome.SUPERSEDED
 
 
-class Watch:
+class CallWatch:
     """One captured call, from its beginning to its end."""
 
     def __init__(self, outcomes: Outcomes, caller: Caller) -> None:

@@ -12,7 +12,7 @@ from tracegrad.schemas.metrics import CALLS_UNACKNOWLEDGED, Metrics
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..budget import Budget
-from .captured.leaves import Leaves
+from .captured.conversation_ends import ConversationEnds
 from .config import TIMINGS, LlmConfig, LlmHandles, PolicyConfig, Timings
 from .outcomes import Outcomes
 from .render.splice import EndOfMessage
@@ -43,7 +43,7 @@ class Parts:
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
         self.outcomes = Outcomes(self.append, self.metrics, self.timings)
         self.ends = EndOfMessage()
-        self.leaves = Leaves()
+        self.conversation_ends = ConversationEnds()
         self.process = secrets.token_hex(8)
         """Drawn for this process: by it a runner sees that another one answers."""
 

@@ -25,8 +25,8 @@ from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestErro
 from ..http_request import UNREAD, retry_after_s
 from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
-from .render.finish import Served
-from .render.live import Live
+from .render.finish import ServedCall
+from .render.live import LiveAnswer
 
 __all__ = ["CallResponse", "problem_of", "problem_response", "status_of", "until_gone"]
 
@@ -38,17 +38,17 @@ _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cach
 class CallResponse:
     """An ASGI application that runs a call and sends its answer, once."""
 
-    call: Callable[[], Coroutine[Any, Any, Served]]
-    """Ends with Served or with one of the errors that `problem_of` knows."""
+    call: Callable[[], Coroutine[Any, Any, ServedCall]]
+    """Ends with ServedCall or with one of the errors that `problem_of` knows."""
     api: Api
     """Whose clients wait."""
     request: ChatRequest
-    live: Live
+    live: LiveAnswer
     """Where the call leaves what can be told before it has ended, and hears that nobody waits for it any more."""
     keep_alive_s: float
     left: Callable[[], None]
     """Called at most once, before `settled`: the client has gone while the call runs."""
-    settled: Callable[[Served | None, BaseException | None], None]
+    settled: Callable[[ServedCall | None, BaseException | None], None]
     """Called exactly once, when the call has ended and its answer was sent or could not be, with what the call gave:
     the result, whose outcome says whether the client has it, or the error."""
 
@@ -70,7 +70,7 @@ class CallResponse:
             with contextlib.suppress(asyncio.CancelledError):
                 await gone
 
-    async def _answer(self, call: asyncio.Task[Served], gone: asyncio.Task[None], send: Send) -> None:
+    async def _answer(self, call: asyncio.Task[ServedCall], gone: asyncio.Task[None], send: Send) -> None:
         is_stream = self.request.is_stream
         call.add_done_callback(self.live.wake)
         gone.add_done_callback(self.live.wake)
@@ -80,7 +80,7 @@ class CallResponse:
             if gone.done() and not self.live.is_left:
                 self.live.is_left = True
                 self.left()
-            await self._tell(send, self.live.take())
+            await self._tell(send, self.live.take_events())
         if (error := _error_of(call)) is not None:
             problem = problem_of(error)
             await self._send(send, [Failed(problem)], None if self._has_begun else problem_response(problem, self.api))
@@ -89,11 +89,11 @@ class CallResponse:
         await asyncio.sleep(0)  # lets `gone` see a disconnect that has come; once the answer is sent it always ends
         is_here = not gone.done()
         whole = None if is_stream else Response(self._writer.whole(served.events), media_type="application/json")
-        await self._send(send, (*self.live.take(), *served.events), whole)
+        await self._send(send, (*self.live.take_events(), *served.events), whole)
         if is_here:
             served.delivered()
 
-    def _settle(self, call: asyncio.Task[Served]) -> None:
+    def _settle(self, call: asyncio.Task[ServedCall]) -> None:
         error = _error_of(call)
         self.settled(call.result() if error is None else None, error)
 
@@ -118,7 +118,7 @@ class CallResponse:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-def _error_of(call: asyncio.Task[Served]) -> BaseException | None:
+def _error_of(call: asyncio.Task[ServedCall]) -> BaseException | None:
     return asyncio.CancelledError() if call.cancelled() else call.exception()
 
 

@@ -85,7 +85,7 @@ class OtlpGateway:
             _check(request, content_type)
             with receiver.budget.share() as share:
                 body = await self._read_body(request, share)
-                answer = await receiver.take(signal, sender, body, content_type, share)
+                answer = await receiver.receive(signal, sender, body, content_type, share)
         except REFUSALS as error:
             return self._refuse(error, content_type)
         return _message_response(answer, content_type)
@@ -97,7 +97,7 @@ class OtlpGateway:
             return body
         unzipped, pieces = bytearray(), gunzip(body, limit=limit)
         while (piece := await self._receiver.beside(partial(next, pieces, None))) is not None:
-            share.take(len(piece))
+            share.charge(len(piece))
             unzipped += piece
         return bytes(unzipped)
 

@@ -104,8 +104,8 @@ class GrpcDoor:
             sender = receiver.sender(headers)
             with receiver.budget.share() as share:
                 body = await self._read(messages)
-                share.take(len(body))
-                answer = await receiver.take(signal, sender, body, PROTOBUF, share)
+                share.charge(len(body))
+                answer = await receiver.receive(signal, sender, body, PROTOBUF, share)
         except StopAsyncIteration:
             # gRPC itself refused it (too large, or gzip of nothing), or the client left.
             receiver.refuse(RequestError("a message over gRPC did not come whole", status=413))

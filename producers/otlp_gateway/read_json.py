@@ -35,14 +35,14 @@ def read_json(signal: Signal, data: bytes) -> SalvagedRequest:
         body = msgspec.convert(decode_json(data), dict[str, Any])
     except _ERRORS as error:
         raise _refusal(error) from error
-    return _Reading(signal).request_of(body)
+    return _JsonReader(signal).request_of(body)
 
 
 def _refusal(error: Exception) -> RecordError:
     return RecordError(f"expected OTLP JSON, got {type(error).__name__}: {str(error)[:200]}")
 
 
-class _Reading:
+class _JsonReader:
     """One pass over a body."""
 
     def __init__(self, signal: Signal) -> None:

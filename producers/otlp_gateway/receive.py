@@ -49,7 +49,7 @@ from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_body
 from .proof import keep_proved, may_name
 from .split import Piece, Rejected, add_identity, split
-from .take_evaluations import EvaluationTaker, Taken
+from .take_evaluations import EvaluationRewards, EvaluationTaker
 
 __all__ = ["REFUSALS", "Receiver", "Sender", "status_of", "weigh_protobuf"]
 
@@ -83,7 +83,7 @@ class _Split(NamedTuple):
     num_unproved: int
     unproved: ProofError | None
     """Why these were taken out."""
-    evaluations: Taken
+    evaluations: EvaluationRewards
 
 
 def status_of(error: Exception) -> int:
@@ -126,7 +126,7 @@ class Receiver:
         """What would hold up the loop; one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._aside, compute)
 
-    async def take(self, signal: Signal, sender: Sender, body: bytes, form: str, share: Share) -> Message:
+    async def receive(self, signal: Signal, sender: Sender, body: bytes, form: str, share: Share) -> Message:
         """The answer to a request whose body has come, in the form PROTOBUF or JSON; its bytes are in the share.
 
         Raises one of REFUSALS.
@@ -156,7 +156,7 @@ class Receiver:
     async def _decode(self, signal: Signal, sender: Sender, body: bytes, form: str, share: Share) -> _Split:
         is_large = len(body) > OFF_LOOP_BYTES
         weigh = partial(weigh_json if form == JSON else weigh_protobuf, body)
-        share.take_computed(await self.beside(weigh) if is_large else weigh(), once="decoded")
+        share.charge_computed(await self.beside(weigh) if is_large else weigh(), once="decoded")
         decode = partial(self._decode_now, signal, sender, body, form)
         found = await self.beside(decode) if is_large else decode()
         if found.unproved is not None:
@@ -164,7 +164,7 @@ class Receiver:
                 raise found.unproved
             self.metrics.add(REQUESTS_UNPROVED, found.unproved.reason)
         num_bytes = sum(piece.num_bytes for piece in found.pieces) + found.evaluations.num_bytes
-        share.take_computed(num_bytes, once="split by trace")
+        share.charge_computed(num_bytes, once="split by trace")
         return found
 
     def _decode_now(self, signal: Signal, sender: Sender, body: bytes, form: str) -> _Split:

@@ -1,8 +1,8 @@
 """What becomes of the evaluations that an export request holds: with the run's reward token records of `rewards`.
 
-In: the pieces of a request, and whose credential it bore. Out: Taken, then its records' acknowledgements. Invariant:
-without the token, or in a run without `[feedback]`, none is ever a reward; those are counted. Failure: that of the
-writer; what is refused is counted by its reason and told.
+In: the pieces of a request, and whose credential it bore. Out: EvaluationRewards, then its records' acknowledgements.
+Invariant: without the token, or in a run without `[feedback]`, none is ever a reward; those are counted. Failure:
+that of the writer; what is refused is counted by its reason and told.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .config import OtlpHandles
 from .evaluations.read import may_evaluate, num_evaluations, read_evaluations
 from .split import Piece
 
-__all__ = ["EvaluationTaker", "Taken"]
+__all__ = ["EvaluationRewards", "EvaluationTaker"]
 
 _RECORD_BYTES = 500
 """Of a record beside its key and value."""
 
 
-class Taken(NamedTuple):
+class EvaluationRewards(NamedTuple):
     """Of one request."""
 
     records: tuple[tuple[bytes, bytes], ...]
@@ -54,7 +54,7 @@ class Taken(NamedTuple):
         return f"{self.refused.total()} evaluations refused ({reasons})" if reasons else ""
 
 
-_NOTHING = Taken((), Counter(), Counter(), 0)
+_NOTHING = EvaluationRewards((), Counter(), Counter(), 0)
 
 
 class EvaluationTaker:
@@ -75,7 +75,7 @@ class EvaluationTaker:
         self._metrics = metrics
         self._now_ms = now_ms
 
-    def read(self, signal: Signal, holder: Holder | None, body: bytes, pieces: Sequence[Piece]) -> Taken:
+    def read(self, signal: Signal, holder: Holder | None, body: bytes, pieces: Sequence[Piece]) -> EvaluationRewards:
         """What the items of a request say that were let in; its body spares a look at those of most."""
         if self._names is None:
             return _NOTHING
@@ -85,13 +85,13 @@ class EvaluationTaker:
             return _NOTHING._replace(num_ignored=num)
         found = read_evaluations(signal, items, self._names, self._run, at_ms=self._now_ms())
         names = Counter(reward.name for reward in found.rewards)
-        return Taken(tuple(map(reward_record, found.rewards)), names, found.refused, 0)
+        return EvaluationRewards(tuple(map(reward_record, found.rewards)), names, found.refused, 0)
 
-    def append(self, taken: Taken) -> list[Future[Position]]:
+    def append(self, taken: EvaluationRewards) -> list[Future[Position]]:
         """Appends what was taken."""
         return [self._writer.append(self._topic, key=key, value=value) for key, value in taken.records]
 
-    def count(self, taken: Taken) -> None:
+    def count(self, taken: EvaluationRewards) -> None:
         """Counts what was taken, once it is acknowledged."""
         for name, num in taken.names.items():
             self._metrics.add(FEEDBACK, name, num=num)

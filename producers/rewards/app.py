@@ -39,7 +39,7 @@ from ..budget import Budget
 from ..http_request import UNREAD, holder_of, read_object, retry_after_s
 from ..read_feedback import fault_of, read_feedback, reward_record
 from .config import FeedbackConfig, FeedbackHandles
-from .reading import Reading
+from .receipt_reader import ReceiptReader
 from .receipts import Receipts
 
 __all__ = ["RewardsGateway", "run"]
@@ -179,7 +179,7 @@ def run(
     writer = log.writer()
     try:
         receipts = Receipts(trains=handles.trains, wait_s=config.wait_s)
-        reading = Reading(receipts, handles, topics=topics, log=log, metrics=metrics)
+        reading = ReceiptReader(receipts, handles, topics=topics, log=log, metrics=metrics)
         gateway = RewardsGateway(
             config, handles, topics=topics, writer=writer, metrics=metrics, receipts=receipts, beside=reading.beside
         )

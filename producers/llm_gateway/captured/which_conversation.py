@@ -24,7 +24,7 @@ from ..identity import Caller
 from ..render.splice import last_said, splice_context
 from ..session import CapturedSession
 from ..sessions import Sessions
-from .leaves import Leaf, Leaves, Said
+from .conversation_ends import ConversationDigest, ConversationEnd, ConversationEnds
 
 __all__ = ["CapturedConversations", "Nesting", "is_named"]
 
@@ -82,15 +82,15 @@ class Nesting:
 class CapturedConversations:
     """Those of one gateway."""
 
-    def __init__(self, sessions: Sessions, leaves: Leaves, metrics: Metrics) -> None:
+    def __init__(self, sessions: Sessions, ends: ConversationEnds, metrics: Metrics) -> None:
         self._sessions = sessions
-        self._leaves = leaves
+        self._ends = ends
         self._metrics = metrics
         self.nesting = Nesting()
 
     def find(
         self, caller: Caller, request: ChatRequest, *, is_said: bool
-    ) -> tuple[Caller, CapturedSession, list[Leaf]]:
+    ) -> tuple[Caller, CapturedSession, list[ConversationEnd]]:
         """The session of a captured call.
 
         Args:
@@ -108,8 +108,8 @@ class CapturedConversations:
         if caller.conversation_key or caller.rollout_id:
             return caller, sessions.captured(caller.key), []
         said = last_said(splice_context(request), request.messages)
-        leaf = self._leaves.take(Said(caller.scope, *said)) if said else None
-        joined = leaf.key if leaf else self._key_of_tools(caller, request)
+        end = self._ends.take_end(ConversationDigest(caller.scope, *said)) if said else None
+        joined = end.key if end else self._key_of_tools(caller, request)
         if joined is not None and (caller.trace_id is None or sessions.known(caller.key) is None):
             # Also in a trace that is new here: many a client begins one for each request.
             self._metrics.add(CALLS_JOINED)
@@ -118,7 +118,7 @@ class CapturedConversations:
             caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
         session = sessions.captured(caller.key)
         session.is_unnamed = True
-        return caller, session, [] if leaf is None else [leaf]
+        return caller, session, [] if end is None else [end]
 
     def _key_of_tools(self, caller: Caller, request: ChatRequest) -> str | None:
         """Of the one conversation in which this client was answered by tool calls that the request repeats."""

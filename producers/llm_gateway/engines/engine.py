@@ -28,8 +28,8 @@ __all__ = [
     "LogprobEntry",
     "Logprobs",
     "ParsedMessage",
-    "Rendered",
-    "Sampled",
+    "RenderedIds",
+    "SampledIds",
     "Sampling",
     "Span",
     "Waits",
@@ -54,7 +54,7 @@ def waits_until(sticky: str, wait_s: float) -> Waits:
     return Waits(sticky=sticky, deadline=time.monotonic() + wait_s)
 
 
-class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+class RenderedIds(msgspec.Struct, frozen=True, kw_only=True):
     """A rendered conversation."""
 
     ids: list[int]
@@ -132,7 +132,7 @@ class Hearer(Protocol):
         """It goes on with these ids, none of which is its terminal token."""
 
 
-class Sampled(NamedTuple):
+class SampledIds(NamedTuple):
     """What an engine sampled, as far as it is said to the agent."""
 
     prompt_ids: list[int]
@@ -159,13 +159,13 @@ class Engine(Protocol):
     num_engines: int
     """All, also those that are away."""
 
-    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
         """The ids of a conversation; `to_generate` adds the generation prompt and derives the grammar."""
 
     async def count(self, request: ChatRequest, waits: Waits) -> int:
         """The ids of a conversation, with a generation prompt, however many; also more than an engine would take."""
 
-    async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
+    async def parse(self, request: ChatRequest, sampled: SampledIds, waits: Waits) -> ParsedMessage:
         """The message that sampled ids say, and their logprobs in its words."""
 
     def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> None:

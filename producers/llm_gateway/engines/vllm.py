@@ -19,7 +19,7 @@ from ..api.chat_request import ChatRequest, Message
 from ..config import EngineRef
 from .chat_form import chat_form
 from .client import EngineClient
-from .engine import RENDER_TIMEOUT_S, Choice, Hearer, ParsedMessage, Rendered, Sampled, Sampling, Waits
+from .engine import RENDER_TIMEOUT_S, Choice, Hearer, ParsedMessage, RenderedIds, SampledIds, Sampling, Waits
 from .stream import GENERATE, read_stream
 
 __all__ = ["VllmEngine"]
@@ -32,13 +32,13 @@ _DETOKENIZE = "/detokenize"
 _PROBE = (Message(role="user", content="x"),)
 
 
-class _Chosen(msgspec.Struct):
+class _SamplingParams(msgspec.Struct):
     structured_outputs: Any = None
 
 
 class _RenderAnswer(msgspec.Struct):
     token_ids: list[int]
-    sampling_params: _Chosen = msgspec.field(default_factory=_Chosen)
+    sampling_params: _SamplingParams = msgspec.field(default_factory=_SamplingParams)
 
 
 class _Function(msgspec.Struct):
@@ -93,7 +93,7 @@ class VllmEngine:
         self.num_engines = len(client.engines)
         self._client = client
 
-    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
         """See Engine."""
         body = chat_form(request, with_grammar=to_generate)
         if not to_generate:
@@ -101,14 +101,14 @@ class VllmEngine:
             if body.get("tool_choice") not in (None, "none"):
                 body["tool_choice"] = "auto"
         rendered = await self._ask(_RENDER, body, waits, _RENDER_ANSWER)
-        return Rendered(ids=rendered.token_ids, grammar=rendered.sampling_params.structured_outputs)
+        return RenderedIds(ids=rendered.token_ids, grammar=rendered.sampling_params.structured_outputs)
 
     async def count(self, request: ChatRequest, waits: Waits) -> int:
         """See Engine."""
         body = {**chat_form(request, with_grammar=False), "add_generation_prompt": True}
         return len((await self._ask(_TOKENIZE, body, waits, _TOKENIZE_ANSWER)).tokens)
 
-    async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
+    async def parse(self, request: ChatRequest, sampled: SampledIds, waits: Waits) -> ParsedMessage:
         """See Engine."""
         said = None
         if sampled.logprobs is not None:

@@ -24,15 +24,15 @@ from tracegrad.schemas.errors import EngineRefusal
 
 from ..api.chat_request import ChatRequest, Message
 from ..engines.engine import Waits
-from .normalise import Refused
+from .normalise import TemplateRefusals
 from .renderer import Renderer
 
-__all__ = ["EndOfMessage", "Ending", "Rest", "end_of_message", "rest_after", "rest_after_changed"]
+__all__ = ["AnswerEnding", "EndOfMessage", "PromptRest", "end_of_message", "rest_after", "rest_after_changed"]
 
 _ASK = Message(role="user", content="x")
 
 
-class Ending(NamedTuple):
+class AnswerEnding(NamedTuple):
     """What is known of how answers end."""
 
     of_template: Sequence[int]
@@ -48,7 +48,7 @@ class Ending(NamedTuple):
         return self.sampled is not None and self.sampled in self.terminals
 
 
-class Rest(NamedTuple):
+class PromptRest(NamedTuple):
     """What follows an answer's sampled ids."""
 
     ids: Sequence[int] = ()
@@ -56,7 +56,7 @@ class Rest(NamedTuple):
     """Why that cannot be told; empty: it can."""
 
 
-def rest_after(up_to: Sequence[int], in_full: Sequence[int], ending: Ending) -> Rest | None:
+def rest_after(up_to: Sequence[int], in_full: Sequence[int], ending: AnswerEnding) -> PromptRest | None:
     """The rest where the answer is written in full as it is as last message; None: it is not, or ends otherwise."""
     end, *after = ending.of_template or (None,)
     cut = len(up_to) - len(after)
@@ -64,10 +64,12 @@ def rest_after(up_to: Sequence[int], in_full: Sequence[int], ending: Ending) -> 
         return None
     if list(in_full[:cut]) != list(up_to[:cut]):
         return None
-    return Rest(_with_end(end, in_full[cut:], ending))
+    return PromptRest(_with_end(end, in_full[cut:], ending))
 
 
-def rest_after_changed(before: Sequence[int], up_to: Sequence[int], in_full: Sequence[int], ending: Ending) -> Rest:
+def rest_after_changed(
+    before: Sequence[int], up_to: Sequence[int], in_full: Sequence[int], ending: AnswerEnding
+) -> PromptRest:
     """The rest where the answer is written otherwise as last message.
 
     Args:
@@ -75,26 +77,26 @@ def rest_after_changed(before: Sequence[int], up_to: Sequence[int], in_full: Seq
     """
     start = len(before)
     if not list(before) == list(up_to[:start]) == list(in_full[:start]):
-        return Rest(reason="history_dropped")
+        return PromptRest(reason="history_dropped")
     answer, text = list(up_to[start:]), list(in_full[start:])
     sampled = ending.sampled if ending.was_sampled else None
     end = next((token for token in (sampled, *ending.of_template[:1]) if token is not None and token in answer), None)
     if end is None and ending.of_template:
-        return Rest(reason="no_end_of_message")
+        return PromptRest(reason="no_end_of_message")
     if end is not None:
         answer = answer[: len(answer) - answer[::-1].index(end)]
     cut = _end_in(text, answer)
     if cut is None:
-        return Rest(reason="answer_dropped")
+        return PromptRest(reason="answer_dropped")
     rest = text[cut:]
     if end is not None:
-        return Rest(_with_end(end, rest, ending))
+        return PromptRest(_with_end(end, rest, ending))
     if sampled is None:
-        return Rest(rest)
-    return Rest(rest[1:]) if rest[:1] == [sampled] else Rest(reason="no_end_of_message")
+        return PromptRest(rest)
+    return PromptRest(rest[1:]) if rest[:1] == [sampled] else PromptRest(reason="no_end_of_message")
 
 
-def _with_end(end: int, after: Sequence[int], ending: Ending) -> Sequence[int]:
+def _with_end(end: int, after: Sequence[int], ending: AnswerEnding) -> Sequence[int]:
     return after if ending.sampled == end else [end, *after]
 
 
@@ -130,7 +132,7 @@ class EndOfMessage:
 
     def __init__(self) -> None:
         self._found: tuple[int, ...] | None = None
-        self.refused = Refused()
+        self.refused = TemplateRefusals()
         """What else rendering has told of the template."""
         self.terminals: list[int] = []
         """Tokens that ended sampled answers, the last few."""

@@ -21,7 +21,7 @@ from ..api.events import ChoiceBegins, ChoiceEnds, Event, Finished, Reasoning, S
 from ..engines.engine import ParsedMessage
 from ..engines.generate import Generation
 
-__all__ = ["Answer", "Served", "events_of", "finish", "merged", "started"]
+__all__ = ["Answer", "ServedCall", "events_of", "finish", "merged", "started"]
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -40,7 +40,7 @@ class Answer(msgspec.Struct, kw_only=True):
     """As CallRecord.stop_text."""
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call whose record is acknowledged."""
 
     answer: Answer
@@ -122,11 +122,11 @@ def events_of(answer: Answer, started: Started, logprobs: Any, stop: str | None,
     )
 
 
-def merged(served: Sequence[Served]) -> Served:
+def merged(served: Sequence[ServedCall]) -> ServedCall:
     """Several answers to one request, as one with choices; its id is the first one's."""
     events: list[Event] = [served[0].events[0]]
     ends = [event for one in served for event in one.events if isinstance(event, Finished)]
     for index, (one, end) in enumerate(zip(served, ends, strict=True)):
         events += (ChoiceBegins(index), *one.events[1:-1], ChoiceEnds(end.reason))
     events[-1] = msgspec.structs.replace(ends[-1], sampled_tokens=sum(end.sampled_tokens for end in ends))
-    return Served(answer=served[0].answer, events=tuple(events), others=tuple(one.answer for one in served[1:]))
+    return ServedCall(answer=served[0].answer, events=tuple(events), others=tuple(one.answer for one in served[1:]))

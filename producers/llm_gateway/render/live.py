@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from ..api.events import Event, Started, Text
 
-__all__ = ["Hearing", "Live", "LiveText", "Step"]
+__all__ = ["LiveAnswer", "LiveHearer", "LiveText", "Step"]
 
 Step = Callable[[int], str | None]
 """The text of one more id; None while bytes of a character are missing."""
@@ -53,7 +53,7 @@ def _begun(text: str, mark: str) -> int:
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
 
 
-class Live:
+class LiveAnswer:
     """Where a call leaves what can be said, and the sender finds it."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Live:
         self._has_more.clear()
         return True
 
-    def take(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
         """What was said and not taken yet."""
         events: list[Event] = [] if self._started is None else [self._started]
         if len(self._pieces) > self._num_taken:
@@ -103,10 +103,10 @@ class Live:
         return events
 
 
-class Hearing:
+class LiveHearer:
     """What a generator tells of an answer that it samples: see Hearer."""
 
-    def __init__(self, live: Live, started: Started, text: LiveText) -> None:
+    def __init__(self, live: LiveAnswer, started: Started, text: LiveText) -> None:
         self.begun = live.begun
         self._live = live
         self._started = started

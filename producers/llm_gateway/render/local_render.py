@@ -28,7 +28,7 @@ from tracegrad.schemas.records.calls import ToolCall
 
 from ..api.chat_request import ChatRequest, Message, Tool, ToolUse
 from ..engines.chat_form import engine_fields, message_form
-from ..engines.engine import ParsedMessage, Rendered, Sampled, Waits
+from ..engines.engine import ParsedMessage, RenderedIds, SampledIds, Waits
 from .live import LiveText, Step
 from .renderer import Renderer
 
@@ -247,12 +247,12 @@ class LocalRenderer:
         self._engine = engine
         self._max_tokens = max_tokens
 
-    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
         """See Renderer."""
         if can_render(request):
             ids = render(self._template, request, to_generate=to_generate)
             if ids and len(ids) < self._max_tokens:
-                return Rendered(ids=ids)
+                return RenderedIds(ids=ids)
         return await self._engine.ids(request, waits, to_generate=to_generate)
 
     async def count(self, request: ChatRequest, waits: Waits) -> int:
@@ -260,7 +260,7 @@ class LocalRenderer:
         ids = render(self._template, request, to_generate=True) if can_render(request) else None
         return len(ids) if ids else await self._engine.count(request, waits)
 
-    async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
+    async def parse(self, request: ChatRequest, sampled: SampledIds, waits: Waits) -> ParsedMessage:
         """See Renderer."""
         if sampled.logprobs is None and can_parse(request):
             return self._template.parse(request, sampled.prompt_ids, sampled.ids)
@@ -298,7 +298,7 @@ async def prove(folder: str, engine: Renderer, waits: Waits, *, max_tokens: int)
     request = ChatRequest(messages=(_ASK,), tools=_TOOLS)
     prompt = template.encode("<|im_start|>assistant\n")
     for number, ids in enumerate(_sampled(template)):
-        theirs_said = await engine.parse(request, Sampled(prompt, ids), waits)
+        theirs_said = await engine.parse(request, SampledIds(prompt, ids), waits)
         if theirs_said != template.parse(request, prompt, ids):
             _LOGGER.info("parsing here differs from the engine's (probe %d): the engine parses", number)
             return None

@@ -28,7 +28,7 @@ from ..api.chat_request import ChatRequest, Message, OtherPart, TextPart, Tool
 from ..engines.engine import Waits
 from .renderer import Renderer
 
-__all__ = ["Refused", "normalised", "odd_results"]
+__all__ = ["TemplateRefusals", "normalised", "odd_results"]
 
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _LETTERS = string.ascii_letters + string.digits
@@ -56,7 +56,7 @@ _SYSTEM_AFTER = {"system": "systems_in_a_row", "assistant": "systems_after_answe
 """Templates whose roles alternate (Gemma 3, Cohere) take a system in an answer's place alone."""
 
 
-class Refused:
+class TemplateRefusals:
     """What one template refuses, as far as it was asked."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ async def _takes(renderer: Renderer, probe: ChatRequest, waits: Waits) -> bool:
 
 
 async def normalised(
-    request: ChatRequest, refused: Refused, renderer: Renderer, waits: Waits
+    request: ChatRequest, refused: TemplateRefusals, renderer: Renderer, waits: Waits
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages, and what was done to them: `systems`, `users`, `long_ids`."""
     messages, done = request.messages, []

@@ -32,8 +32,8 @@ from tracegrad.schemas.records.tokens import Ids
 
 from ..api.chat_request import ChatRequest, Message, OtherPart, TextPart, ToolUse
 from ..engines.chat_form import engine_fields
-from ..engines.engine import Rendered, Waits
-from .answer_end import Ending, EndOfMessage, Rest, rest_after, rest_after_changed
+from ..engines.engine import RenderedIds, Waits
+from .answer_end import AnswerEnding, EndOfMessage, PromptRest, rest_after, rest_after_changed
 from .normalise import normalised, odd_results
 from .renderer import Renderer
 
@@ -241,7 +241,7 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() and abs(value) <= 2**53 else value
 
 
-def splice(match: Match, in_full: Sequence[int], rest: Rest) -> Prompt:
+def splice(match: Match, in_full: Sequence[int], rest: PromptRest) -> Prompt:
     """The prompt with the stored ids in place, or the template's own where what follows them cannot be told.
 
     Args:
@@ -275,7 +275,7 @@ async def build_prompt(
     """The prompt of a request with the stored ids spliced in, and the grammar it asks for."""
     match = history.match(splice_context(request), request.messages)
 
-    async def rendered(num_messages: int | None = None) -> tuple[Rendered, tuple[str, ...]]:
+    async def rendered(num_messages: int | None = None) -> tuple[RenderedIds, tuple[str, ...]]:
         part = msgspec.structs.replace(request, messages=request.messages[:num_messages])
         messages, done = await normalised(part, ends.refused, renderer, waits)
         part = msgspec.structs.replace(part, messages=messages)
@@ -286,7 +286,7 @@ async def build_prompt(
         prompt = whole(full.ids, match.outcome)
     else:
         sampled = match.call.sampled_ids[-1:].tolist()
-        ending = Ending(await ends.find(renderer, waits), sampled[0] if sampled else None, ends.terminals)
+        ending = AnswerEnding(await ends.find(renderer, waits), sampled[0] if sampled else None, ends.terminals)
         try:
             (full, done), (up_to, _) = await asyncio.gather(rendered(), rendered(match.position + 1))
             rest = rest_after(up_to.ids, full.ids, ending)
@@ -295,7 +295,7 @@ async def build_prompt(
                 rest = rest_after_changed(before.ids, up_to.ids, full.ids, ending)
         except EngineRefusal:
             # Of the whole, or of a part, which some templates refuse alone.
-            (full, done), rest = await rendered(), Rest(reason="part_refused")
+            (full, done), rest = await rendered(), PromptRest(reason="part_refused")
         prompt = splice(match, full.ids, rest)
     return msgspec.structs.replace(prompt, notes=(*done, *odd_results(request.messages))), full.grammar
 

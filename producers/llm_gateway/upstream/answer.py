@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["AnswerReader", "Said"]
+__all__ = ["AnswerFacts", "AnswerReader"]
 
 _MAX_WHOLE_BYTES = 1024 * 1024
 """Of an answer that comes whole; embeddings of more are only passed on."""
@@ -23,7 +23,7 @@ _MAX_CHARS = 200
 """Of an id or a name; a longer one is none."""
 
 
-class Said(msgspec.Struct, kw_only=True):
+class AnswerFacts(msgspec.Struct, kw_only=True):
     """What an answer has told so far; None: nothing of it."""
 
     response_id: str | None = None
@@ -37,14 +37,14 @@ class AnswerReader:
     """Reads one answer."""
 
     def __init__(self, content_type: str) -> None:
-        self.said = Said()
+        self.said = AnswerFacts()
         self._is_stream = content_type.startswith("text/event-stream")
         self._is_json = "json" in content_type
         self._held = bytearray()
         self._is_cut = False
         """What is held lacks its beginning, or would be too long."""
 
-    def take(self, piece: bytes) -> None:
+    def read_piece(self, piece: bytes) -> None:
         """Looks at the next bytes."""
         if self._is_stream:
             *lines, rest = piece.split(b"\n")
@@ -55,7 +55,7 @@ class AnswerReader:
         elif self._is_json:
             self._hold(piece, _MAX_WHOLE_BYTES)
 
-    def close(self) -> Said:
+    def close(self) -> AnswerFacts:
         """All that was said; no more comes."""
         if self._is_stream:
             self._end_of_line()

@@ -34,11 +34,11 @@ from tracegrad.schemas.topics import Topic
 
 from ..config import Upstream
 from ..identity import Caller
-from ..outcomes import Watch
+from ..outcomes import CallWatch
 from ..parts import Parts, halved
 from ..respond import until_gone
 from ..session import AttemptSession
-from .answer import AnswerReader, Said
+from .answer import AnswerFacts, AnswerReader
 
 __all__ = ["ROUTES", "PassedOn", "UpstreamCalls"]
 
@@ -94,7 +94,7 @@ class UpstreamCalls:
     async def __aexit__(self, *raised: object) -> None:
         await self._http.close()
 
-    def take(self, asked: PassedOn, entered: contextlib.ExitStack) -> ASGIApp:
+    def answer(self, asked: PassedOn, entered: contextlib.ExitStack) -> ASGIApp:
         """The application that answers, and closes what was entered when the answer has ended.
 
         Raises OverloadedError, and SessionError (410) after the attempt's end.
@@ -143,9 +143,9 @@ class UpstreamCalls:
             raise _no_answer(upstream, f"gave {type(error).__name__}", 502) from error
         await answer.end()
 
-    def watch(self, asked: PassedOn) -> Watch | None:
+    def watch(self, asked: PassedOn) -> CallWatch | None:
         """Tells the streams that it lasts, if it is of no attempt."""
-        return Watch(self._parts.outcomes, asked.caller) if asked.session is None else None
+        return CallWatch(self._parts.outcomes, asked.caller) if asked.session is None else None
 
     def record(self, asked: PassedOn, answer: _Sender, outcome: CallOutcome, started_ns: int) -> None:
         """Hands the record to the log and does not wait."""
@@ -214,16 +214,16 @@ class _Sender:
     async def piece(self, piece: bytes) -> None:
         """The next bytes, as they came."""
         assert self._reader is not None
-        self._reader.take(piece)
+        self._reader.read_piece(piece)
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end(self) -> None:
         """The whole answer is sent."""
         await self._send({"type": "http.response.body", "body": b""})
 
-    def said(self) -> Said:
+    def said(self) -> AnswerFacts:
         """What was read of it."""
-        return self._reader.close() if self._reader is not None else Said()
+        return self._reader.close() if self._reader is not None else AnswerFacts()
 
 
 class _Answering:

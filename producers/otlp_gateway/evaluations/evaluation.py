@@ -18,7 +18,17 @@ from tracegrad.schemas.attributes import (
 )
 from tracegrad.schemas.ids import is_lightning
 
-__all__ = ["ABOUT_KEYS", "USER_KEYS", "WHO_KEYS", "Evaluation", "Place", "about", "conversation_of", "trace_of", "who"]
+__all__ = [
+    "ABOUT_KEYS",
+    "USER_KEYS",
+    "WHO_KEYS",
+    "Evaluation",
+    "EvaluationSource",
+    "about",
+    "conversation_of",
+    "trace_of",
+    "who",
+]
 
 _TRACELOOP_SESSION = "traceloop.association.properties.session_id"
 _CONVERSATIONS = (*CONVERSATION_KEYS, _TRACELOOP_SESSION)
@@ -33,7 +43,7 @@ _Attributes = Mapping[str, Any]
 _NONE: _Attributes = MappingProxyType({})
 
 
-class Place(NamedTuple):
+class EvaluationSource(NamedTuple):
     """Where attributes stand: a span, one of its events, or a log record."""
 
     name: str
@@ -76,7 +86,7 @@ class Evaluation(NamedTuple):
     """An idempotency key of the sender's own, instead."""
 
 
-def about(place: Place) -> tuple[str, Any]:
+def about(place: EvaluationSource) -> tuple[str, Any]:
     """The answer or the tool call that the evaluation names, else that its span or the span's link names; else a
     conversation; else the trace that the span links to, if it is one; else its own."""
     nearby = (place.attributes, place.around, *(attributes for _, attributes in place.links))
@@ -88,7 +98,7 @@ def about(place: Place) -> tuple[str, Any]:
     return "trace_id", trace_of(place)
 
 
-def conversation_of(place: Place) -> Any:
+def conversation_of(place: EvaluationSource) -> Any:
     """The conversation that the evaluation or its span names; of Agent Lightning a rollout is one."""
     here = (place.attributes, place.around)
     if (id_ := _first(here, _CONVERSATIONS)) is not None:
@@ -97,13 +107,13 @@ def conversation_of(place: Place) -> Any:
     return rollout if isinstance(rollout, str) and is_lightning(rollout) else None
 
 
-def trace_of(place: Place) -> str | None:
+def trace_of(place: EvaluationSource) -> str | None:
     """The one trace that the span links to, else its own."""
     linked = {trace_id for trace_id, _ in place.links}
     return linked.pop() if len(linked) == 1 else place.trace_id or None
 
 
-def who(place: Place) -> tuple[str, ...]:
+def who(place: EvaluationSource) -> tuple[str, ...]:
     """Whose judgement it is, as far as that is said."""
     return tuple(f"{key}={_first((place.attributes, place.around), (key,))}" for key in WHO_KEYS)
 

@@ -1,7 +1,7 @@
 """OpenTelemetry's `gen_ai.evaluation.result`: a log event, a span's event, or a span of its own with its attributes.
 
-The convention asks that it be parented to the span that is judged, or name the answer. In: a Place. Out: at most one
-Evaluation. Pure.
+The convention asks that it be parented to the span that is judged, or name the answer. In: an EvaluationSource. Out:
+at most one Evaluation. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tracegrad.schemas.attributes import ERROR_TYPE
 
-from .evaluation import USER_KEYS, Evaluation, Place, about, who
+from .evaluation import USER_KEYS, Evaluation, EvaluationSource, about, who
 
 __all__ = ["EVENT_NAME", "GEN_AI_KEYS", "gen_ai_evaluations"]
 
@@ -24,7 +24,7 @@ GEN_AI_KEYS = frozenset((_NAME, _SCORE, _LABEL, _EXPLANATION, _UID, ERROR_TYPE))
 """The attributes that this reads."""
 
 
-def gen_ai_evaluations(place: Place) -> Iterator[Evaluation]:
+def gen_ai_evaluations(place: EvaluationSource) -> Iterator[Evaluation]:
     """Of one place."""
     said = place.attributes
     if place.name != EVENT_NAME and (place.is_event or _NAME not in said):
@@ -42,7 +42,7 @@ def gen_ai_evaluations(place: Place) -> Iterator[Evaluation]:
     )
 
 
-def _itself(place: Place) -> tuple[str, ...]:
+def _itself(place: EvaluationSource) -> tuple[str, ...]:
     """Of an event of no span that names no person, what it says and when: else anybody would revise anybody."""
     if place.span_id or any(place.attributes.get(key) for key in USER_KEYS):
         return ()

@@ -1,7 +1,7 @@
 """Agent Lightning's rewards (schemas/otlp/lightning.py), reported by a program that is not the agent.
 
-In: a Place. Out: an Evaluation for each dimension. Invariant: of several rewards of one thing the last counts, as it
-does there. Pure.
+In: an EvaluationSource. Out: an Evaluation for each dimension. Invariant: of several rewards of one thing the last
+counts, as it does there. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tracegrad.schemas.otlp.lightning import lightning_rewards
 
-from .evaluation import Evaluation, Place, about
+from .evaluation import Evaluation, EvaluationSource, about
 
 __all__ = ["lightning_evaluations"]
 
@@ -18,7 +18,7 @@ _PRIMARY, _REWARD = "primary", "reward"
 """What it calls a reward to which nobody gave a name, and what that is called here."""
 
 
-def lightning_evaluations(place: Place) -> Iterator[Evaluation]:
+def lightning_evaluations(place: EvaluationSource) -> Iterator[Evaluation]:
     """Of one place."""
     if place.is_event:
         return

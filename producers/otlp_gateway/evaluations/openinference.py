@@ -4,8 +4,8 @@
     trace.annotations.N.annotation.*    of its trace, or of the one that it links to
     session.annotations.N.annotation.*  of the session that `session.id` names
 
-In: a Place. Out: an Evaluation for each. Invariant: an index is no identity; what has an `identifier` is known by it,
-whatever span carries it. Pure.
+In: an EvaluationSource. Out: an Evaluation for each. Invariant: an index is no identity; what has an `identifier` is
+known by it, whatever span carries it. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .evaluation import Evaluation, Place, about, conversation_of, trace_of, who
+from .evaluation import Evaluation, EvaluationSource, about, conversation_of, trace_of, who
 
 __all__ = ["is_openinference_key", "openinference_evaluations"]
 
@@ -30,7 +30,7 @@ def is_openinference_key(key: str) -> bool:
     return key.startswith(_BEGINNINGS) and _KEY.fullmatch(key) is not None
 
 
-def openinference_evaluations(place: Place) -> Iterator[Evaluation]:
+def openinference_evaluations(place: EvaluationSource) -> Iterator[Evaluation]:
     """Of one place."""
     if place.is_event:
         return
@@ -53,7 +53,7 @@ def openinference_evaluations(place: Place) -> Iterator[Evaluation]:
         )
 
 
-def _about(place: Place, scope: str) -> tuple[str, Any]:
+def _about(place: EvaluationSource, scope: str) -> tuple[str, Any]:
     if scope == "trace.":
         return "trace_id", trace_of(place)
     return ("conversation_id", conversation_of(place)) if scope else about(place)

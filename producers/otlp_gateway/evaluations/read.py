@@ -23,12 +23,12 @@ from tracegrad.schemas.records.rollouts import Reward
 
 from ...feedback_names import RangeConfig
 from ...read_feedback import MAX_REASON_CHARS, fault_of, read_feedback
-from .evaluation import ABOUT_KEYS, WHO_KEYS, Evaluation, Place
+from .evaluation import ABOUT_KEYS, WHO_KEYS, Evaluation, EvaluationSource
 from .gen_ai import EVENT_NAME, GEN_AI_KEYS, gen_ai_evaluations
 from .lightning import lightning_evaluations
 from .openinference import is_openinference_key, openinference_evaluations
 
-__all__ = ["Found", "may_evaluate", "num_evaluations", "read_evaluations"]
+__all__ = ["EvaluationsRead", "may_evaluate", "num_evaluations", "read_evaluations"]
 
 _CONVENTIONS = (gen_ai_evaluations, openinference_evaluations, lightning_evaluations)
 """Each reads what it finds, whatever the others find. A new convention is a new row."""
@@ -64,7 +64,7 @@ class _Wanted:
 _WANTED = _Wanted()
 
 
-class Found(NamedTuple):
+class EvaluationsRead(NamedTuple):
     """What a request says."""
 
     rewards: tuple[Reward, ...]
@@ -84,7 +84,7 @@ def num_evaluations(signal: Signal, items: Iterable[Item]) -> int:
 
 def read_evaluations(
     signal: Signal, items: Iterable[Item], names: Mapping[str, RangeConfig], run: RunHash, *, at_ms: int
-) -> Found:
+) -> EvaluationsRead:
     """Those of the items that a request holds; `at_ms` is when it came."""
     found: dict[tuple[Any, ...], tuple[int, Reward]] = {}
     refused: Counter[str] = Counter()
@@ -100,7 +100,7 @@ def read_evaluations(
         place = (reward.idempotency_key, reward.target, reward.conversation_key, reward.rollout_id)
         if place not in found or found[place][0] <= evaluation.at_ns:
             found[place] = evaluation.at_ns, reward
-    return Found(tuple(reward for _, reward in found.values()), refused)
+    return EvaluationsRead(tuple(reward for _, reward in found.values()), refused)
 
 
 def _posted(evaluation: Evaluation, names: Mapping[str, RangeConfig]) -> dict[str, Any]:
@@ -142,22 +142,22 @@ def _evaluations(signal: Signal, items: Iterable[Item]) -> Iterator[Evaluation]:
                 yield from convention(place)
 
 
-def _of_log(record: Any) -> Iterator[Place]:
+def _of_log(record: Any) -> Iterator[EvaluationSource]:
     attributes = _said(record.attributes, _WANTED)
     name = record.event_name or str(attributes.get(_EVENT_NAME_KEY, ""))
     if name == EVENT_NAME:
         at_ns = record.time_unix_nano or record.observed_time_unix_nano
-        yield Place(name, True, _hex(record.trace_id), _hex(record.span_id), attributes, at_ns=at_ns)
+        yield EvaluationSource(name, True, _hex(record.trace_id), _hex(record.span_id), attributes, at_ns=at_ns)
 
 
-def _of_span(resource: dict[str, Any], span: Any) -> Iterator[Place]:
+def _of_span(resource: dict[str, Any], span: Any) -> Iterator[EvaluationSource]:
     attributes = _said(span.attributes, _WANTED)
     events = [event for event in span.events if event.name == EVENT_NAME]
     if not attributes and not events and span.name != EVENT_NAME:
         return
     links = tuple((_hex(link.trace_id), _said(link.attributes, ABOUT_KEYS)) for link in span.links[:_MAX_LINKS])
     trace_id, span_id = _hex(span.trace_id), _hex(span.span_id)
-    own = Place(
+    own = EvaluationSource(
         span.name, False, trace_id, span_id, attributes, links=links, resource=resource, at_ns=span.end_time_unix_nano
     )
     yield own

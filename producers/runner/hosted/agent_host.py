@@ -212,7 +212,7 @@ class Host:
             flusher.start()
             flusher.join(FLUSH_LIMIT_S)
             for result in results:
-                exported, lost = self._ledger.take(result["episode"])
+                exported, lost = self._ledger.close_episode(result["episode"])
                 self._send("result", **result, spans_exported=exported, spans_lost=lost)
 
 

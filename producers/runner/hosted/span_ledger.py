@@ -83,7 +83,7 @@ class SpanLedger:
         pairs = zip(spans, is_counted, strict=True)
         return [MarkedSpan(span, span.resource.merge(mark)) if counted else span for span, counted in pairs]
 
-    def take(self, episode: str) -> tuple[int, int]:
+    def close_episode(self, episode: str) -> tuple[int, int]:
         """(exported, lost) of an episode, which is then over: no later span of it is counted."""
         with self._lock:
             exported = self._spans.pop(episode, {}).values()

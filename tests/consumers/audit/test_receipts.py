@@ -16,7 +16,7 @@ from tests.streams.make import RUN_HASH, TOPICS, Item, call, call_id, config, ro
 from tests.streams.shells import STAGES, Shells
 from tracegrad.consumers.audit.account import audit, feedback_terms
 from tracegrad.consumers.audit.read import gather
-from tracegrad.producers.rewards.reading import refused_in
+from tracegrad.producers.rewards.receipt_reader import refused_in
 from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.engines.chat_form import chat_form
-from tracegrad.producers.llm_gateway.engines.engine import Rendered, Waits
+from tracegrad.producers.llm_gateway.engines.engine import RenderedIds, Waits
 from tracegrad.schemas.errors import EngineRefusal
 
 __all__ = ["FOLDER", "NOW", "RealTemplate", "load"]
@@ -47,7 +47,7 @@ class RealTemplate:
         special = sorted({*_SPECIAL.findall(source), "<|begin|>", "<|stop|>"})
         self.tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
 
-    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
         """See Renderer. An engine's template that fails in any way is a refusal."""
         form = chat_form(request, with_grammar=False)
         try:
@@ -62,7 +62,7 @@ class RealTemplate:
             )
         except Exception as error:
             raise EngineRefusal(f"{type(error).__name__}: {error}") from error
-        return Rendered(ids=self.encode(text))
+        return RenderedIds(ids=self.encode(text))
 
     def encode(self, text: str) -> list[int]:
         """With special tokens where they are spelled."""

@@ -12,7 +12,7 @@ from tests.fake_engine.scripted import EngineFault, ScriptedEngine
 from tests.fake_engine.tokenizer import toy_decoder
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, ROLLOUT, Rig, rig
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
-from tracegrad.producers.llm_gateway.engines.engine import Rendered, Waits
+from tracegrad.producers.llm_gateway.engines.engine import RenderedIds, Waits
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate
 
 __all__ = ["BODIES", "PATH", "Script", "Stream", "live_rig"]
@@ -28,7 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
 class _Renderer(LocalRenderer):
     """Parses here, as the toy's template does; renders there."""
 
-    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
         return await self._engine.ids(request, waits, to_generate=to_generate)
 
 

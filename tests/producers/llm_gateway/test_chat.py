@@ -10,17 +10,17 @@ import pytest
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.events import Finished, Started, Text
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.render.finish import Answer, Served
-from tracegrad.producers.llm_gateway.render.live import Live
+from tracegrad.producers.llm_gateway.render.finish import Answer, ServedCall
+from tracegrad.producers.llm_gateway.render.live import LiveAnswer
 from tracegrad.producers.llm_gateway.respond import CallResponse
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import CallOutcome
 
-Settled = list[tuple[Served | None, BaseException | None]]
+Settled = list[tuple[ServedCall | None, BaseException | None]]
 
 
-def made() -> Served:
+def made() -> ServedCall:
     """A call whose record is acknowledged; nobody has its answer yet."""
     call_id = CallId("chatcmpl-1")
     events = (
@@ -37,7 +37,7 @@ def made() -> Served:
         sampled_tokens=1,
         is_cut=False,
     )
-    return Served(answer=answer, events=events)
+    return ServedCall(answer=answer, events=events)
 
 
 class Request:
@@ -55,14 +55,14 @@ class Request:
             call=self._call,
             api=OPENAI_CHAT,
             request=ChatRequest(messages=(), is_stream=is_stream),
-            live=Live(),
+            live=LiveAnswer(),
             keep_alive_s=0.001,
             left=lambda: None,
             settled=lambda served, error: self.settled.append((served, error)),
         )
         self.task = asyncio.create_task(self._response({"type": "http"}, self._receive, self._send))
 
-    async def _call(self) -> Served:
+    async def _call(self) -> ServedCall:
         await self.goes_on.wait()
         if self._error is not None:
             raise self._error

@@ -18,7 +18,11 @@ from tests.producers.llm_gateway.conversing import (
     keys,
 )
 from tests.producers.llm_gateway.harness import ASK, CALC, rig
-from tracegrad.producers.llm_gateway.captured.leaves import Leaf, Leaves, Said
+from tracegrad.producers.llm_gateway.captured.conversation_ends import (
+    ConversationDigest,
+    ConversationEnd,
+    ConversationEnds,
+)
 from tracegrad.producers.llm_gateway.session import CapturedSession
 from tracegrad.schemas.ids import conversation_key, key_in, new_tool_call
 from tracegrad.schemas.metrics import CALLS_JOINED
@@ -117,20 +121,24 @@ async def test_a_call_that_failed_leaves_its_conversation_to_the_retry() -> None
 
 def test_an_end_of_one_conversation_that_comes_twice_is_one() -> None:
     """As of two equal choices, or of an answer that its client had to ask for again."""
-    leaves, leaf = Leaves(), Leaf(Said(b"", b"d", ()), "a")
-    leaves.add(leaf)
-    leaves.add(leaf)
-    assert (leaves.take(leaf.said), leaves.take(leaf.said)) == (leaf, None)
+    leaves, leaf = ConversationEnds(), ConversationEnd(ConversationDigest(b"", b"d", ()), "a")
+    leaves.add_end(leaf)
+    leaves.add_end(leaf)
+    assert (leaves.take_end(leaf.said), leaves.take_end(leaf.said)) == (leaf, None)
 
 
 def test_equal_ends_are_forgotten_together() -> None:
     """The last one left would look like the only one."""
-    leaves = Leaves(max_ends=2)
-    said = [Said(b"", bytes([i]), ()) for i in range(3)]
+    leaves = ConversationEnds(max_ends=2)
+    said = [ConversationDigest(b"", bytes([i]), ()) for i in range(3)]
     for one, key in ((said[0], "a"), (said[0], "b"), (said[1], "c"), (said[2], "d")):
-        leaves.add(Leaf(one, key))
-    assert [leaves.take(one) for one in said] == [None, Leaf(said[1], "c"), Leaf(said[2], "d")]
-    assert leaves.take(said[1]) is None
+        leaves.add_end(ConversationEnd(one, key))
+    assert [leaves.take_end(one) for one in said] == [
+        None,
+        ConversationEnd(said[1], "c"),
+        ConversationEnd(said[2], "d"),
+    ]
+    assert leaves.take_end(said[1]) is None
 
 
 @pytest.mark.parametrize(("before", "tools"), REFLECTS.values(), ids=REFLECTS)

@@ -11,7 +11,7 @@ from tokenizers.decoders import DecodeStream
 
 from tests.fake_engine.tokenizer import ToyTokenizer, toy_decoder
 from tracegrad.producers.llm_gateway.api.events import Started, Text
-from tracegrad.producers.llm_gateway.render.live import Live, LiveText, Step
+from tracegrad.producers.llm_gateway.render.live import LiveAnswer, LiveText, Step
 from tracegrad.schemas.ids import CallId
 
 DECODER = toy_decoder()
@@ -73,12 +73,12 @@ def test_another_try_begins_from_nothing() -> None:
 
 async def test_a_slow_reader_finds_the_text_joined() -> None:
     """The first event once; nothing twice; `wake` without news is no text."""
-    live = Live()
-    assert not await live.has_more(0.001) and live.take() == []
+    live = LiveAnswer()
+    assert not await live.has_more(0.001) and live.take_events() == []
     for piece in ("a", "", "b"):
         live.say(STARTED, piece)
-    assert await live.has_more(None) and live.take() == [STARTED, Text("ab")]
+    assert await live.has_more(None) and live.take_events() == [STARTED, Text("ab")]
     live.say(STARTED, "c")
-    assert live.take() == [Text("c")] and live.said == "abc"
+    assert live.take_events() == [Text("c")] and live.said == "abc"
     asyncio.get_running_loop().call_soon(live.wake)
-    assert await live.has_more(1) and live.take() == []
+    assert await live.has_more(1) and live.take_events() == []

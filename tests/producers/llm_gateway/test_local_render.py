@@ -12,7 +12,13 @@ from tokenizers import Tokenizer
 from tests.producers.llm_gateway.taught_model import DATA, TOOLS
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.engines.engine import LogprobEntry, ParsedMessage, Rendered, Sampled, waits_until
+from tracegrad.producers.llm_gateway.engines.engine import (
+    LogprobEntry,
+    ParsedMessage,
+    RenderedIds,
+    SampledIds,
+    waits_until,
+)
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate, can_render, load, prove
 from tracegrad.schemas.errors import EngineRefusal
 
@@ -35,16 +41,16 @@ class Engine:
         self.num_asked = 0
         self.end: list[int] = []
 
-    async def ids(self, request: ChatRequest, waits: Any, *, to_generate: bool = True) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Any, *, to_generate: bool = True) -> RenderedIds:
         self.num_asked += 1
         if request.messages[0].content == "refuse":
             raise EngineRefusal("no", status=400)
-        return Rendered(ids=self.template.ids(request, generation_prompt=to_generate) + self.end)
+        return RenderedIds(ids=self.template.ids(request, generation_prompt=to_generate) + self.end)
 
     async def count(self, request: ChatRequest, waits: Any) -> int:
         return len((await self.ids(request, waits)).ids)
 
-    async def parse(self, request: ChatRequest, sampled: Sampled, waits: Any) -> ParsedMessage:
+    async def parse(self, request: ChatRequest, sampled: SampledIds, waits: Any) -> ParsedMessage:
         self.num_asked += 1
         return self.template.parse(request, sampled.prompt_ids, sampled.ids)
 
@@ -76,7 +82,7 @@ async def test_an_equal_engine_is_no_longer_asked(folder: Path) -> None:
     request = asked(tools=TOOLS)
     ids = (await local.ids(request, WAITS)).ids
     said = loaded(folder).encode('so <tool_call>{"name": "calc", "arguments": {"expr": "1"}}</tool_call>')
-    parsed = await local.parse(request, Sampled(ids, said), WAITS)
+    parsed = await local.parse(request, SampledIds(ids, said), WAITS)
     assert (parsed.content, parsed.tool_calls) == ("so ", (("calc", '{"expr": "1"}'),))
     assert engine.num_asked == num_asked
 
@@ -95,7 +101,7 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
     local = LocalRenderer(loaded(folder), engine, max_tokens=30)
     long = asked({"role": "user", "content": "long " * 40})
     await local.ids(long, WAITS)
-    await local.parse(long, Sampled([1], [5], [LogprobEntry(5, -0.1)]), WAITS)
+    await local.parse(long, SampledIds([1], [5], [LogprobEntry(5, -0.1)]), WAITS)
     assert engine.num_asked == 2
     with pytest.raises(EngineRefusal):
         refused = asked({"role": "user", "content": "refuse"}, chat_template_kwargs={})

@@ -17,7 +17,7 @@ from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Messag
 from tracegrad.producers.llm_gateway.api.messages.read import read as read_messages
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
-from tracegrad.producers.llm_gateway.render.normalise import Refused, normalised, odd_results
+from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised, odd_results
 from tracegrad.producers.llm_gateway.render.splice import (
     EarlierCall,
     EndOfMessage,
@@ -43,7 +43,7 @@ def read(messages: list[Any], *, joins_users: bool = False) -> ChatRequest:
 async def made(template: str, request: ChatRequest) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages, and what was done to them."""
     renderer: Any = load(template)
-    return await normalised(request, Refused(), renderer, NOW)
+    return await normalised(request, TemplateRefusals(), renderer, NOW)
 
 
 def asks(*ids: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ async def test_systems_are_merged_in_each_place_in_which_a_template_refuses_them
 ) -> None:
     """Asked of it by what they follow: where it takes them, nothing is changed."""
     request, renderer = read(messages), cast(Any, SYSTEM_IS_NO_TURN)
-    done, notes = await normalised(request, Refused(), renderer, NOW)
+    done, notes = await normalised(request, TemplateRefusals(), renderer, NOW)
     assert notes == (("systems",) if merged else ())
     assert merged == ([one.role for one in done].count("system") == 1 and done != request.messages)
     await renderer.ids(replace(request, messages=done), NOW)

@@ -15,8 +15,8 @@ from tests.fake_engine.tokenizer import EOT, ToyTokenizer
 from tracegrad.producers.llm_gateway.api.chat_request import Message
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.render.answer_end import (
-    Ending,
-    Rest,
+    AnswerEnding,
+    PromptRest,
     end_of_message,
     rest_after,
     rest_after_changed,
@@ -61,8 +61,8 @@ def prompt_of(history: SpliceHistory, messages: list[dict[str, Any]]) -> Any:
         return whole(rendered(messages), found.outcome)
     up_to, full = rendered(messages[: found.position + 1], generation_prompt=False), rendered(messages)
     sampled = found.call.sampled_ids[-1:].tolist()
-    rest = rest_after(up_to, full, Ending((EOT, NEWLINE), sampled[0] if sampled else None, [EOT]))
-    return splice(found, full, rest or Rest(reason="history_dropped"))
+    rest = rest_after(up_to, full, AnswerEnding((EOT, NEWLINE), sampled[0] if sampled else None, [EOT]))
+    return splice(found, full, rest or PromptRest(reason="history_dropped"))
 
 
 @given(st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=5))
@@ -200,30 +200,30 @@ def test_an_answer_that_is_written_alike_as_last_message_and_before_others(
     up_to: list[int], in_full: list[int], sampled: int, rest: list[int] | None
 ) -> None:
     """Its end is the template's; it is added where it was not sampled."""
-    found = rest_after(up_to, in_full, Ending((END, 0), sampled, [END]))
-    assert found == (None if rest is None else Rest(rest))
+    found = rest_after(up_to, in_full, AnswerEnding((END, 0), sampled, [END]))
+    assert found == (None if rest is None else PromptRest(rest))
 
 
 @pytest.mark.parametrize(
     ("up_to", "in_full", "ending", "rest"),
     [
-        ([1, T, T, A, END, 0], [1, A, END, 0, 2], Ending((END, 0), END, [END]), Rest([0, 2])),
-        ([1, T, T, A, END, 0], [1, A, END, 0, 2], Ending((END, 0), A, [END]), Rest([END, 0, 2])),
-        ([1, A, T, B, END, 0], [1, A, B, END, 0, 2], Ending((END, 0), END, [END]), Rest([0, 2])),
-        ([1, A, END, 0], [1, B, END, 0, 2], Ending((END, 0), END, [END]), Rest(reason="answer_dropped")),
-        ([1, A, END, 0], [1, 2, B, END, 0], Ending((END, 0), END, [END]), Rest(reason="answer_dropped")),
-        ([1, A, END, 0], [7, A, END, 0, 2], Ending((END, 0), END, [END]), Rest(reason="history_dropped")),
-        ([1, A, 0], [1, A, 0, 2], Ending((END, 0), END, [END]), Rest(reason="no_end_of_message")),
-        ([1, A, B], [1, A, B, 2, 3], Ending((), 2, [2]), Rest([3])),
-        ([1, A, B], [1, A, B, 2, 3], Ending((), B, [2]), Rest([2, 3])),
-        ([1, A, B], [1, A, B, 2, 3], Ending((), 8, [8]), Rest(reason="no_end_of_message")),
-        ([1, T, A, B, A, B], [1, A, B, A, B, 2], Ending((), 2, [2]), Rest(reason="answer_dropped")),
+        ([1, T, T, A, END, 0], [1, A, END, 0, 2], AnswerEnding((END, 0), END, [END]), PromptRest([0, 2])),
+        ([1, T, T, A, END, 0], [1, A, END, 0, 2], AnswerEnding((END, 0), A, [END]), PromptRest([END, 0, 2])),
+        ([1, A, T, B, END, 0], [1, A, B, END, 0, 2], AnswerEnding((END, 0), END, [END]), PromptRest([0, 2])),
+        ([1, A, END, 0], [1, B, END, 0, 2], AnswerEnding((END, 0), END, [END]), PromptRest(reason="answer_dropped")),
+        ([1, A, END, 0], [1, 2, B, END, 0], AnswerEnding((END, 0), END, [END]), PromptRest(reason="answer_dropped")),
+        ([1, A, END, 0], [7, A, END, 0, 2], AnswerEnding((END, 0), END, [END]), PromptRest(reason="history_dropped")),
+        ([1, A, 0], [1, A, 0, 2], AnswerEnding((END, 0), END, [END]), PromptRest(reason="no_end_of_message")),
+        ([1, A, B], [1, A, B, 2, 3], AnswerEnding((), 2, [2]), PromptRest([3])),
+        ([1, A, B], [1, A, B, 2, 3], AnswerEnding((), B, [2]), PromptRest([2, 3])),
+        ([1, A, B], [1, A, B, 2, 3], AnswerEnding((), 8, [8]), PromptRest(reason="no_end_of_message")),
+        ([1, T, A, B, A, B], [1, A, B, A, B, 2], AnswerEnding((), 2, [2]), PromptRest(reason="answer_dropped")),
     ],
     ids=["thought", "thought, cut", "thought within", "changed", "gone", "history", "no end", "next role",
          "next role, cut", "other role", "two places"],
 )  # fmt: skip
 def test_an_answer_that_is_written_otherwise_before_others(
-    up_to: list[int], in_full: list[int], ending: Ending, rest: Rest
+    up_to: list[int], in_full: list[int], ending: AnswerEnding, rest: PromptRest
 ) -> None:
     """One stretch may be gone; its end is found exactly once, or a new segment starts."""
     assert rest_after_changed([1], up_to, in_full, ending) == rest

@@ -268,7 +268,7 @@ def test_no_answer_is_too_strange_to_be_passed_on(pieces: list[bytes], content_t
     """What is read beside it never fails, and can be recorded."""
     reader = AnswerReader(content_type)
     for piece in pieces:
-        reader.take(piece)
+        reader.read_piece(piece)
     said = reader.close()
     assert said.sampled_tokens is None or type(said.sampled_tokens) is int
     assert all(isinstance(id_, str) for id_ in said.tool_call_ids)
@@ -282,7 +282,7 @@ def test_a_stream_says_the_same_however_it_is_cut(data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
     reader = AnswerReader("text/event-stream")
     for start, end in pairwise([0, *cuts, len(whole)]):
-        reader.take(whole[start:end])
+        reader.read_piece(whole[start:end])
     said = reader.close()
     assert (said.response_id, said.tool_call_ids) == ("chatcmpl-1", ["call_1"])
     assert (said.prompt_tokens, said.sampled_tokens) == (5, 7)

@@ -34,14 +34,19 @@ from tests.producers.otlp_gateway.evaluating import (
 )
 from tracegrad.producers.feedback_names import RangeConfig
 from tracegrad.producers.otlp_gateway.evaluations import read
-from tracegrad.producers.otlp_gateway.evaluations.read import Found, may_evaluate, num_evaluations, read_evaluations
+from tracegrad.producers.otlp_gateway.evaluations.read import (
+    EvaluationsRead,
+    may_evaluate,
+    num_evaluations,
+    read_evaluations,
+)
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import WirePrefix, conversation_key, new_call, wire_id
 from tracegrad.schemas.otlp.signal import LOGS, TRACES
 from tracegrad.schemas.records.rollouts import is_usable
 
 
-def found(*items: Span | LogRecord, **resource: Any) -> Found:
+def found(*items: Span | LogRecord, **resource: Any) -> EvaluationsRead:
     """What items say, spans or log records."""
     of_resource = ResourceSpans(resource=Resource(attributes=attributes(resource)))
     signal = TRACES if isinstance(items[0], Span) else LOGS

@@ -13,7 +13,7 @@ from tests.frameworks.fixture import FIXTURES, load
 from tests.producers.keys import RUN_HASH
 from tests.producers.otlp_gateway.evaluating import NAMES, Said, said
 from tracegrad.producers.feedback_names import RangeConfig
-from tracegrad.producers.otlp_gateway.evaluations.read import Found, read_evaluations
+from tracegrad.producers.otlp_gateway.evaluations.read import EvaluationsRead, read_evaluations
 from tracegrad.schemas.ids import conversation_key, key_in
 from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal, items_of, parsed
 from tracegrad.schemas.topics import Topic
@@ -28,7 +28,7 @@ MORE = {
 ROOM, JUDGED = conversation_key("room 7"), "cd" * 16
 
 
-def read(signal: Signal, *values: bytes) -> Found:
+def read(signal: Signal, *values: bytes) -> EvaluationsRead:
     """The evaluations of export requests."""
     items: Iterator[Any] = (item for value in values for item in items_of(signal, parsed(signal, value)))
     return read_evaluations(signal, items, MORE, RUN_HASH, at_ms=1)

@@ -19,7 +19,7 @@ from tests.streams.credit.strategies.test_conversations import TURNS, conversati
 from tests.streams.credit.test_feedback_window import Run, second_request
 from tests.streams.make import Item, call_id, rollout
 from tracegrad.producers.rewards.config import FeedbackHandles
-from tracegrad.producers.rewards.reading import Reading, refused_in
+from tracegrad.producers.rewards.receipt_reader import ReceiptReader, refused_in
 from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.log.protocol import Record
@@ -249,7 +249,7 @@ async def test_the_gateway_tells_what_it_has_read(memory_log: MemoryLog) -> None
     writer.append(TOPICS.name(Topic.REWARDS), key=KEY.encode(), value=REWARDS.encode(said(0.5, "a/b c")))
     handles = FeedbackHandles(port=0, run_hash=RUN_HASH, key=RUN_KEY)
     door = Door(memory_log)
-    reading = Reading(door.receipts, handles, topics=TOPICS, log=memory_log, metrics=Metrics())
+    reading = ReceiptReader(door.receipts, handles, topics=TOPICS, log=memory_log, metrics=Metrics())
     async with door.http, reading.beside(None):
 
         async def get(**headers: str) -> Any:

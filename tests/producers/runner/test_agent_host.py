@@ -290,8 +290,8 @@ def test_the_ledger_is_bounded() -> None:
     for number in range(ledger.MAX_EPISODES + 10):
         context = type("Context", (), {"trace_id": number + 1, "span_id": 1})()
         ledger.note([type("Span", (), {"attributes": None, "context": context})()], is_exported=True)
-    assert ledger.take(format(1, "032x")) == (0, 0)
-    assert ledger.take(format(ledger.MAX_EPISODES + 10, "032x")) == (1, 0)
+    assert ledger.close_episode(format(1, "032x")) == (0, 0)
+    assert ledger.close_episode(format(ledger.MAX_EPISODES + 10, "032x")) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class _SearchResult(msgspec.Struct, tag="search_result"):
     content: list[_Text]
 
 
-class _Served(msgspec.Struct, tag="server_tool_use"):
+class _ServerToolUse(msgspec.Struct, tag="server_tool_use"):
     """Stands for all that Anthropic ran itself for an earlier answer."""
 
 
@@ -97,7 +97,7 @@ class _User(msgspec.Struct, tag_field="role", tag="user"):
 
 
 class _Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
-    content: str | list[_Text | _Thinking | _Redacted | _ToolUse | _Served]
+    content: str | list[_Text | _Thinking | _Redacted | _ToolUse | _ServerToolUse]
 
 
 class _System(msgspec.Struct, tag_field="role", tag="system"):
@@ -128,7 +128,7 @@ class _Output(msgspec.Struct):
     format: _Format | None = None
 
 
-class _Asked(msgspec.Struct):
+class _Prompt(msgspec.Struct):
     """What a request to count and one to answer share."""
 
     messages: Annotated[list[_User | _Assistant | _System], Meta(min_length=1)]
@@ -139,7 +139,7 @@ class _Asked(msgspec.Struct):
     output_config: _Output | None = None
 
 
-class _Body(_Asked, kw_only=True):
+class _Body(_Prompt, kw_only=True):
     max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
@@ -164,10 +164,10 @@ def read(body: dict[str, Any]) -> ChatRequest:
 def read_to_count(body: dict[str, Any]) -> ChatRequest:
     """A request whose tokens are only counted; it may do without all that only sampling needs."""
     body, left_out = without_served(body)
-    return _request(body, read_as(body, _Asked), left_out)
+    return _request(body, read_as(body, _Prompt), left_out)
 
 
-def _request(body: dict[str, Any], asked: _Asked, left_out: tuple[str, ...], **fields: Any) -> ChatRequest:
+def _request(body: dict[str, Any], asked: _Prompt, left_out: tuple[str, ...], **fields: Any) -> ChatRequest:
     refuse(body, _REFUSED, "the policy runs no servers' tools")
     system = _texts(asked.system)
     messages = [Message(role="system", content=system)] if system else []

@@ -101,7 +101,7 @@ class _SearchOutput(msgspec.Struct, tag="tool_search_output"):
     call_id: str | None = None
 
 
-class _Served(msgspec.Struct, tag="web_search_call"):
+class _ServerTool(msgspec.Struct, tag="web_search_call"):
     """Stands for all that OpenAI runs itself."""
 
 
@@ -123,7 +123,7 @@ _Item = _Message | _Call | _Result | _Reasoning
 
 
 class _Input(msgspec.Struct):
-    input: list[_Item | _Reference | _Served]
+    input: list[_Item | _Reference | _ServerTool]
 
 
 class _Turn:
@@ -162,7 +162,7 @@ def messages_of(items: Sequence[Any], recall: Recall) -> Iterator[Message]:
     """The messages that the items are."""
     turn: _Turn | None = None
     for read in read_as({"input": list(map(_typed, items))}, _Input).input:
-        if isinstance(read, _Served):
+        if isinstance(read, _ServerTool):
             continue
         item = _recalled(read, recall) if isinstance(read, _Reference) else read
         if turn is not None and not turn.takes(item):

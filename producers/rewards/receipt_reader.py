@@ -27,12 +27,12 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 from .config import FeedbackHandles
 from .receipts import Receipts
 
-__all__ = ["Reading", "refused_in"]
+__all__ = ["ReceiptReader", "refused_in"]
 
 _POLL_S = 0.1
 
 
-class Reading:
+class ReceiptReader:
     """Of one gateway."""
 
     def __init__(

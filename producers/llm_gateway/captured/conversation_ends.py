@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from tracegrad.schemas.bounded import BoundedMap
 
-__all__ = ["Leaf", "Leaves", "Said"]
+__all__ = ["ConversationDigest", "ConversationEnd", "ConversationEnds"]
 
 _MAX_ENDS = 20_000
 _MAX_EQUAL = 16
 """Of one end; from two on nobody joins any, whatever their number."""
 
 
-class Said(NamedTuple):
+class ConversationDigest(NamedTuple):
     """A conversation up to an answer, by one client."""
 
     scope: bytes
@@ -32,29 +32,29 @@ class Said(NamedTuple):
     """Of the last answer."""
 
 
-class Leaf(NamedTuple):
+class ConversationEnd(NamedTuple):
     """An end that nothing has continued."""
 
-    said: Said
+    said: ConversationDigest
     key: str
     """Of its conversation."""
 
 
-class Leaves:
+class ConversationEnds:
     """All remembered ends of one gateway."""
 
     def __init__(self, max_ends: int = _MAX_ENDS) -> None:
-        self._keys: BoundedMap[Said, list[str]] = BoundedMap(max_ends)
+        self._keys: BoundedMap[ConversationDigest, list[str]] = BoundedMap(max_ends)
 
-    def add(self, leaf: Leaf) -> None:
+    def add_end(self, end: ConversationEnd) -> None:
         """Remembers an end: of an answer, or one whose continuation comes to nothing, as far as its client knows."""
-        keys = self._keys.renew(leaf.said, [])
+        keys = self._keys.renew(end.said, [])
         # Equal choices, or a retry that is answered alike, are one conversation's still.
-        if leaf.key not in keys and len(keys) < _MAX_EQUAL:
-            keys.append(leaf.key)
+        if end.key not in keys and len(keys) < _MAX_EQUAL:
+            keys.append(end.key)
 
-    def take(self, said: Said) -> Leaf | None:
+    def take_end(self, said: ConversationDigest) -> ConversationEnd | None:
         """The only end like this, which is continued now; None: there is none, or several."""
         if len(self._keys.get(said, ())) != 1:
             return None
-        return Leaf(said, self._keys.pop(said)[0])
+        return ConversationEnd(said, self._keys.pop(said)[0])
