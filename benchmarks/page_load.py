@@ -28,7 +28,7 @@ import psutil
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
 
-_EVERY_S = 1.0
+_EVERY_S, _POLL_S = 1.0, 2.0
 
 
 def cpu_s(root: int) -> float:
@@ -55,27 +55,24 @@ def pids_of(run: Path) -> dict[str, int]:
 
 
 async def follow(link: str, heard: list[float], until: float) -> None:
-    """Reads a view's events, as a tab that comes back."""
-    base = link.partition("/?")[0]
+    """Asks for a view every two seconds, as a tab that is seen."""
+    base, tag = link.partition("/?")[0], ""
     async with httpx.AsyncClient(follow_redirects=True, timeout=30) as client:
         await client.get(link)
         while time.monotonic() < until:
             with contextlib.suppress(httpx.HTTPError):
-                async with client.stream("GET", f"{base}/events?of=/") as answer:
-                    async for line in answer.aiter_lines():
-                        if line.startswith("id:"):
-                            heard[0] = time.monotonic()
-                        if time.monotonic() > until:
-                            return
-            await asyncio.sleep(1)
+                answer = await client.get(f"{base}/", headers={"hx-request": "true", "if-none-match": tag})
+                if answer.status_code == 200:
+                    heard[0], tag = time.monotonic(), answer.headers["etag"]
+            await asyncio.sleep(_POLL_S)
 
 
 def mute(link: str, cookie: str) -> socket.socket:
-    """Asks for the events of a view, and reads nothing of them."""
+    """Asks for a view, and reads nothing of it."""
     at = urlsplit(link)
     found = socket.create_connection((at.hostname or "", at.port or 80), timeout=10)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    found.sendall(f"GET /events?of=/ HTTP/1.1\r\nHost: {at.netloc}\r\nCookie: {cookie}\r\n\r\n".encode())
+    found.sendall(f"GET / HTTP/1.1\r\nHost: {at.netloc}\r\nCookie: {cookie}\r\n\r\n".encode())
     return found
 
 

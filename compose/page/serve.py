@@ -122,5 +122,5 @@ def serve_ended(wiring: Wiring, *, port: int, stop: threading.Event) -> None:
 
 
 def _serve(board: Board, wiring: Wiring, *, port: int, fd: int | None, stop: threading.Event) -> None:
-    app = make_app(board, token=wiring.page_token, port=port, stop=stop)
+    app = make_app(board, token=wiring.page_token, port=port)
     serve(app, host="127.0.0.1", port=port, fd=fd, stop=stop, name="page", grace_s=_GRACE_S)

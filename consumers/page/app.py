@@ -1,7 +1,6 @@
 """The page's application: its routes, behind the guard.
 
     /, /system, /data/TOPIC, ...     a view, whole; its part alone for htmx
-    /events?of=PATH                  the view at PATH, live
     /json?of=PATH                    its numbers, for charts
     /task/EPISODE                    its task, a file to save
     /rate/EPISODE                    POST: a score, to the run's rewards gateway
@@ -15,7 +14,7 @@ Failure: a view's error is a page that says it, with its status.
 from __future__ import annotations
 
 import asyncio
-import threading
+import secrets
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -23,7 +22,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -36,7 +35,6 @@ from .episodes import episode, group, group_list, learned
 from .episodes.rate import rate
 from .episodes.task import line_of, task_of
 from .guard import POSTED, Guard
-from .live import LiveViews
 from .render import STATIC, render
 from .view import View
 
@@ -48,11 +46,10 @@ _MAX_BODY, _MAX_FIELDS, _BODY_S = 16 * 1024, 10, 5.0
 _BY_NAME = {view.name: view for view in VIEWS}
 
 
-def make_app(board: Board, *, token: str, port: int, stop: threading.Event) -> ASGIApp:
-    """The application; `stop` ends the live views."""
-    page = _Page(board, stop)
+def make_app(board: Board, *, token: str, port: int) -> ASGIApp:
+    """The application."""
+    page = _Page(board)
     routes = [
-        Route("/events", page.events),
         Route("/json", page.numbers),
         Route("/task/{id}", page.task),
         Route(POSTED + "{id}", page.rate, methods=["POST"]),
@@ -81,31 +78,25 @@ class _ViewHtml(NamedTuple):
 class _Page:
     """The routes."""
 
-    def __init__(self, board: Board, stop: threading.Event) -> None:
+    def __init__(self, board: Board) -> None:
         self._board = board
-        self._live = LiveViews(board, lambda of: self._draw(of).html, stop)
+        self._born = secrets.token_hex(8)
+        """Another one of a page that was started again, whose revisions begin anew."""
 
     async def view(self, request: Request) -> Response:
-        """A view: whole, or for htmx the part of it that changes."""
+        """A view: whole, or for htmx the part of it that changes; of a live one only where the board changed."""
         self._board.note_look()
         of = _address(request)
         view, _ = _view_asked_for(of)
+        headers = {"etag": f'"{self._born}-{self._board.revision}"'}
+        is_part = "hx-request" in request.headers
+        if is_part and view is not None and view.is_live and request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
         drawn = await asyncio.to_thread(self._draw, of)
-        if "hx-request" in request.headers:
-            return HTMLResponse(drawn.html, drawn.status)
+        if is_part:
+            return HTMLResponse(drawn.html, drawn.status, headers)
         model = {"board": self._board, "views": VIEWS, "view": view, "part": drawn.html}
         return HTMLResponse(render("page.html", model), drawn.status)
-
-    async def events(self, request: Request) -> Response:
-        """Server-sent events of a view."""
-        if not self._live.has_room:
-            words = "too many pages look at this run; close one\n"
-            return PlainTextResponse(words, 503, headers={"retry-after": "5"})
-        # A tab that was hidden opens a new stream, for which a browser sends no id of its own.
-        asked = request.query_params
-        last_id = request.headers.get("last-event-id") or asked.get("after", "")
-        events = self._live.events(asked.get("of", "/"), last_id)
-        return StreamingResponse(events, media_type="text/event-stream")
 
     async def numbers(self, request: Request) -> Response:
         """A view's numbers."""

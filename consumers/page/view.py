@@ -26,6 +26,6 @@ class View(NamedTuple):
     data: Callable[[Board, ViewQuery], Any] | None = None
     """Numbers for charts, JSON-able."""
     is_live: bool = True
-    """Whether it is sent anew when the board changes; else it shows what was asked for."""
+    """Whether a browser asks for it anew, every two seconds; else it shows what was asked for."""
     is_listed: bool = True
     """Whether the page's head leads to it."""

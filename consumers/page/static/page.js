@@ -1,70 +1,36 @@
-// The live part of a page: one event stream while the tab is seen, whose snapshots are morphed in, and the charts.
+// The live part of a page: the view, which is asked for again and morphed in while the tab is seen, and the charts.
 // Text of others comes as escaped HTML of our templates, or is set as text here; none is ever made markup.
 "use strict";
 (() => {
   const view = document.getElementById("view");
   const live = document.getElementById("live");
   const wording = live.textContent;
-  let source = null, lastId = "", later = 0;
 
   const path = () => location.pathname + location.search;
 
-  // -- the event stream. A browser has six connections for a host, and each stream takes one: a tab that is not seen
-  // has none, and of many windows the first four; the others ask every two seconds. --
-  const STREAMS = 4, POLL_MS = 2000;
-  let release = null, isOpening = false;
-  // A place among the streams of all tabs, as what gives it back; null: there is none.
-  function place() {
-    if (!navigator.locks) return Promise.resolve(() => {});
-    return new Promise((resolve) => {
-      const ask = (number) => {
-        if (number > STREAMS) { resolve(null); return; }
-        navigator.locks.request("tracegrad-stream-" + number, { ifAvailable: true }, (lock) =>
-          lock ? new Promise((giveBack) => resolve(giveBack)) : void ask(number + 1));
-      };
-      ask(1);
-    });
+  // -- the view, asked for anew while the tab is seen; the server answers 304 where nothing has changed. --
+  const POLL_MS = 2000;
+  let timer = 0, tag = "";
+  function wait(ms) {
+    clearTimeout(timer);
+    timer = document.hidden || !("live" in view.dataset) ? 0 : setTimeout(ask, ms);
   }
-  async function open() {
-    if (source || later || isOpening || document.hidden || !("live" in view.dataset)) return;
-    isOpening = true;
-    const mine = await place();
-    isOpening = false;
-    if (document.hidden) { if (mine) mine(); return; }
-    if (!mine) { poll(); return; }
-    release = mine;
-    const after = lastId ? "&after=" + encodeURIComponent(lastId) : "";
-    source = new EventSource("/events?of=" + encodeURIComponent(path()) + after);
-    source.onopen = () => { live.textContent = wording; };
-    source.addEventListener("view", (event) => { lastId = event.lastEventId; take(event.data); });
-    source.onerror = () => {
-      live.textContent = "waiting for the page's server";
-      if (source && source.readyState === EventSource.CLOSED) {
-        close();
-        later = setTimeout(() => { later = 0; open(); }, 5000);
-      }
-    };
-  }
-  async function poll() {
-    later = setTimeout(() => { later = 0; open(); }, POLL_MS);
+  async function ask() {
+    const of = path();
     try {
-      const answer = await fetch(path(), { headers: { "HX-Request": "true" } });
-      if (answer.ok) { live.textContent = wording; take(await answer.text()); }
-    } catch { live.textContent = "waiting for the page's server"; }
+      const answer = await fetch(of, { headers: { "HX-Request": "true", "If-None-Match": tag } });
+      const html = await answer.text();
+      if (of !== path()) return;  // another view meanwhile, which has its own
+      live.textContent = wording;
+      if (answer.status !== 304 && answer.headers.get("content-type")?.startsWith("text/html")) {
+        tag = answer.headers.get("etag") ?? "";
+        Idiomorph.morph(view, html, { morphStyle: "innerHTML", ignoreActiveValue: true, callbacks: kept });
+        refresh();
+      }
+    } catch { live.textContent = "waiting for the page's server"; } finally { wait(POLL_MS); }
   }
-  function take(html) {
-    Idiomorph.morph(view, html, { morphStyle: "innerHTML", ignoreActiveValue: true, callbacks: kept });
-    refresh();
-  }
-  function close() {
-    clearTimeout(later);
-    later = 0;
-    if (source) { source.close(); source = null; }
-    if (release) { release(); release = null; }
-  }
-  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
-  addEventListener("pagehide", close);
-  addEventListener("pageshow", open);
+  document.addEventListener("visibilitychange", () => wait(0));
+  addEventListener("pageshow", () => wait(POLL_MS));
   // Charts are ours, not the server's; what a person opened stays open.
   const kept = {
     beforeNodeMorphed(old, now) {
@@ -255,8 +221,8 @@
     try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch { button.textContent = "Not allowed here"; }
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
-  document.addEventListener("htmx:afterSettle", () => { lastId = ""; close(); open(); refresh(); });
+  document.addEventListener("htmx:afterSettle", () => { tag = ""; wait(POLL_MS); refresh(); });
 
-  open();
+  wait(POLL_MS);
   refresh();
 })();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import httpx
@@ -49,9 +48,9 @@ def fold_topics(board: Board, log: MemoryLog) -> None:
     board.changed()
 
 
-def browser(board: Board, stop: threading.Event | None = None, *, is_let_in: bool = True) -> httpx.AsyncClient:
+def browser(board: Board, *, is_let_in: bool = True) -> httpx.AsyncClient:
     """A client that has opened the URL with the token, or not."""
-    app = make_app(board, token=TOKEN, port=PORT, stop=stop or threading.Event())
+    app = make_app(board, token=TOKEN, port=PORT)
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app),
         base_url=f"http://127.0.0.1:{PORT}",

@@ -15,7 +15,7 @@ from tracegrad.consumers.page.guard import CSP
 from tracegrad.consumers.page.render import STATIC
 
 VIEWED = ("/", "/system", "/data/episodes", "/no-such-view", "/json?of=/", "/static/page.js", "/static/no")
-PATHS = (*VIEWED, "/events?of=/")
+PATHS = VIEWED
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def test_without_the_token_nothing_is_shown(board: Board, path: str, shown
     ],
     ids=lambda headers: "=".join(*headers.items()),
 )
-@pytest.mark.parametrize("path", ["/", f"/?token={TOKEN}", "/json?of=/", "/events?of=/"])
+@pytest.mark.parametrize("path", ["/", f"/?token={TOKEN}", "/json?of=/"])
 async def test_other_names_and_other_sites_are_refused(board: Board, path: str, headers: dict[str, str]) -> None:
     """Even with the cookie, or the token."""
     async with browser(board) as client:

@@ -3,21 +3,16 @@ attribute that its templates do not have."""
 
 from __future__ import annotations
 
-import re
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.consumers.page.boards import RUN, TOPICS, browser, fold_topics, new_board
 from tests.consumers.page.test_charts import step
 from tests.memory_log import MemoryLog
-from tracegrad.consumers.page.live import Snapshot, event
 from tracegrad.schemas.log.protocol import Headers
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessState, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
@@ -155,12 +150,3 @@ async def test_what_is_asked_for_does_not_become_markup_either(tmp_path: Path, t
         plain = shape((await client.get("/?q=word")).text).found | shape((await client.get("/data/word")).text).found
         for path in (f"/?q={asked}", f"/data/{asked}", f"/{asked}"):
             assert shape((await client.get(path)).text).found <= plain | {("a", ("href",))}, path
-
-
-@given(st.text())
-async def test_an_event_is_one_whatever_it_holds(text: str) -> None:
-    """No text ends it early, or begins another."""
-    told = event(Snapshot(1, "id", escape(text))).decode()
-    fields = [line.partition(": ") for line in re.split("\r\n|\r|\n", told.removesuffix("\n\n"))]
-    assert [name for name, _, _ in fields[:2]] == ["id", "event"]
-    assert {name for name, _, _ in fields[2:]} <= {"data"}
