@@ -138,7 +138,7 @@ def read_record(path: Path, kind: type[T], today: Callable[[Any], Any] = lambda 
     except FileNotFoundError:
         remedy = "start the run with `tracegrad up` or `tracegrad train FILE`, or name its folder"
         if path.name == KEY and (path.parent / MARK).exists():
-            remedy = "without it nothing counts that the run wrote: put it back from a copy"
+            remedy = "without it no record of the run can be verified: put it back from a copy"
         raise ConfigurationError(f"no {path.name} in {path.parent}; {remedy}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}; was it written by another release?") from error

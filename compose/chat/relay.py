@@ -70,17 +70,17 @@ def _text(value: Any) -> str:
 class Relay:
     """One listener, as a context manager; `base_url` and `key` are the agent's."""
 
-    def __init__(self, url: str, token: str | None, hear: Callable[[Turn], None], *, greedy: bool) -> None:
+    def __init__(self, url: str, token: str | None, show: Callable[[Turn], None], *, greedy: bool) -> None:
         """
         Args:
             url: of who answers, without `/v1`.
             token: what it asks for.
-            hear: called with each turn, by one thread at a time.
+            show: called with each turn, by one thread at a time.
             greedy: asks for the likeliest tokens where the agent asks for no temperature.
         """
         self.key = secrets.token_hex(16)
         self._conversation = ""
-        self._greedy, self._hear, self._lock = greedy, hear, threading.Lock()
+        self._greedy, self._show, self._lock = greedy, show, threading.Lock()
         self._client = httpx.Client(base_url=url, timeout=_TIMEOUT, headers=bearer(token), trust_env=False)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -122,7 +122,7 @@ class Relay:
     def _tell(self, turns: list[Turn]) -> None:
         with self._lock:
             for turn in turns:
-                self._hear(turn)
+                self._show(turn)
 
 
 def _decoded(body: bytes) -> Any:

@@ -22,7 +22,7 @@ from tracegrad.schemas.text import one_line
 from .agent import ChatAgent
 from .relay import Relay, Turn
 
-__all__ = ["Said", "Side", "Talk", "said_lines", "side_by_side"]
+__all__ = ["Reply", "Side", "Talk", "reply_lines", "side_by_side"]
 
 MIN_COLUMN = 28
 _GAP = "   "
@@ -39,7 +39,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """Called before each question."""
 
 
-class Said(msgspec.Struct, kw_only=True):
+class Reply(msgspec.Struct, kw_only=True):
     """What became of a question."""
 
     turns: list[Turn] = []
@@ -56,19 +56,19 @@ def turn_line(turn: Turn) -> str:
     return f"    = {text}" if turn.kind == "tool_result" else f"  {text}"
 
 
-def end_line(said: Said) -> str:
+def end_line(reply: Reply) -> str:
     """The last line of what became of it."""
-    if said.error:
-        return f"no answer: {one_line(said.error)}"
-    return "no answer: the agent gave up" if said.answer is None else f"answer: {one_line(said.answer)}"
+    if reply.error:
+        return f"no answer: {one_line(reply.error)}"
+    return "no answer: the agent gave up" if reply.answer is None else f"answer: {one_line(reply.answer)}"
 
 
-def said_lines(said: Said) -> list[str]:
+def reply_lines(reply: Reply) -> list[str]:
     """All of it; the text that is the answer stands there once."""
-    turns = said.turns
-    if turns and turns[-1].kind == "text" and said.answer is not None and turns[-1].text == said.answer.strip():
+    turns = reply.turns
+    if turns and turns[-1].kind == "text" and reply.answer is not None and turns[-1].text == reply.answer.strip():
         turns = turns[:-1]
-    return [*map(turn_line, turns), end_line(said)]
+    return [*map(turn_line, turns), end_line(reply)]
 
 
 def side_by_side(names: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -93,12 +93,12 @@ class Talk:
     ) -> None:
         """`say` prints a line; `width`: of the terminal; None: JSON lines."""
         self._agent, self._relay, self._sides, self._say, self._width = agent, relay, sides, say, width
-        self._side, self._said = sides[0], Said()
+        self._side, self._reply = sides[0], Reply()
         self._held: Turn | None = None
 
-    def hear(self, turn: Turn) -> None:
+    def show_turn(self, turn: Turn) -> None:
         """Of the relay: one that comes."""
-        self._said.turns.append(turn)
+        self._reply.turns.append(turn)
         if self._width is None:
             fields = {"kind": turn.kind, "version": self._side.version, "text": turn.text}
             self._say(json.dumps(fields | ({"name": turn.name} if turn.name else {})))
@@ -112,34 +112,35 @@ class Talk:
 
     def ask(self, question: str) -> bool:
         """Whether every side answered. Blocks for the agent's time, once a side."""
-        all_said = []
+        replies = []
         for side in self._sides:
-            all_said.append(self._ask(side, question))
+            replies.append(self._ask(side, question))
             if self._width is None:
                 fields = {"kind": "answer", "version": side.version, "question": question}
-                told = {"answer": self._said.answer, "error": self._said.error, "seconds": round(self._said.seconds, 3)}
+                reply = self._reply
+                told = {"answer": reply.answer, "error": reply.error, "seconds": round(reply.seconds, 3)}
                 self._say(json.dumps(fields | told))
         if self._width is not None:
-            columns = [said_lines(said) for said in all_said]
+            columns = [reply_lines(reply) for reply in replies]
             names = [side.name for side in self._sides]
             lines = side_by_side(names, columns, self._width) if len(columns) > 1 else self._rest(columns[0])
             for line in lines:
                 self._say(line)
-        return all(said.answer is not None for said in all_said)
+        return all(said.answer is not None for said in replies)
 
     def _rest(self, lines: Sequence[str]) -> list[str]:
         """What was not said as it came: the text that is no answer, and the end."""
-        return [*lines[-2:]] if self._held is not None and len(lines) > len(self._said.turns) else [lines[-1]]
+        return [*lines[-2:]] if self._held is not None and len(lines) > len(self._reply.turns) else [lines[-1]]
 
-    def _ask(self, side: Side, question: str) -> Said:
-        self._side, self._said, self._held = side, Said(turns=[]), None
+    def _ask(self, side: Side, question: str) -> Reply:
+        self._side, self._reply, self._held = side, Reply(turns=[]), None
         began_s = time.monotonic()
         try:
             side.choose()
             self._relay.new_conversation()
             answer = self._agent.ask(question)
-            self._said.answer = answer if answer is None or isinstance(answer, str) else json.dumps(answer)
+            self._reply.answer = answer if answer is None or isinstance(answer, str) else json.dumps(answer)
         except (UnavailableError, RecordError) as error:
-            self._said.error = str(error)
-        self._said.seconds = time.monotonic() - began_s
-        return self._said
+            self._reply.error = str(error)
+        self._reply.seconds = time.monotonic() - began_s
+        return self._reply

@@ -31,18 +31,12 @@ def chat(
     ] = None,
     version: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="The version to ask; without it the best of the held-out passes, or the newest.",
-            show_default=False,
-        ),
+        typer.Option(min=0, help="The version to ask; without it the best of the held-out passes, or the newest."),
     ] = None,
     before: Annotated[
         bool, typer.Option("--before", help="Ask the model from before training too, and show both answers.")
     ] = False,
-    folder: Annotated[
-        Path | None, typer.Option("--agent", help="The agent's folder, if it has moved.", show_default=False)
-    ] = None,
+    folder: Annotated[Path | None, typer.Option("--agent", help="The agent's folder, if it has moved.")] = None,
     as_json: JsonFlag = False,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
@@ -67,7 +61,7 @@ def chat(
     width = None if as_json else shutil.get_terminal_size().columns
     with ExitStack() as open_:
         sides, url, token, is_ours = _sides(wiring, version, before, open_)
-        relay = open_.enter_context(Relay(url, token, lambda turn: talk.hear(turn), greedy=is_ours))
+        relay = open_.enter_context(Relay(url, token, lambda turn: talk.show_turn(turn), greedy=is_ours))
         asked = ChatAgent(agent, relay.base_url, relay.key, os.environ)
         talk = Talk(asked, relay, sides, echo, width=width)
         is_answered = True

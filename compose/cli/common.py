@@ -59,14 +59,11 @@ def help_of(path: str) -> str:
 
 
 RunArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[RUN]", help="The run's name or folder; without it the newest.", show_default=False),
+    str | None, typer.Argument(metavar="[RUN]", help="The run's name or folder; without it the newest.")
 ]
-NewRunOption = Annotated[str | None, typer.Option("--run", help=help_of("run"), show_default=False)]
+NewRunOption = Annotated[str | None, typer.Option("--run", help=help_of("run"))]
 """Of commands that start a run; of those that look at one:"""
-RunOption = Annotated[
-    str | None, typer.Option("--run", help="The run's name or folder; without it the newest.", show_default=False)
-]
+RunOption = Annotated[str | None, typer.Option("--run", help="The run's name or folder; without it the newest.")]
 RunsDirOption = Annotated[
     Path, typer.Option("--runs-dir", help="Folder that holds the folders of runs.", envvar="TRACEGRAD_RUNS_DIR")
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
 from tracegrad.schemas.errors import ConfigurationError
@@ -31,41 +31,25 @@ class Form(StrEnum):
     """A `.env` file, as python-dotenv, Docker Compose and Node's dotenv read it."""
 
 
-def _plain(name: str, value: str) -> str:
-    return f"{name}={value}"
-
-
-def _shell(name: str, value: str) -> str:
-    return f"export {name}={shlex.quote(value)}"
-
-
-def _docker(name: str, value: str) -> str:
-    if "\n" in value or "\r" in value:
-        raise ConfigurationError(f"{name}: expected one line, got several, which no --env-file holds; use --form k8s")
-    return f"{name}={value}"
-
-
-def _k8s(name: str, value: str) -> str:
-    # JSON is YAML, in which a bare ON is true; Kubernetes itself expands $(NAME) in values, and $$ is how it spells $.
-    return f"  - name: {json.dumps(name)}\n    value: {json.dumps(value.replace('$(', '$$('))}"
-
-
-def _dotenv(name: str, value: str) -> str:
-    """In single quotes nothing is expanded, but for the quote and the backslash."""
-    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"{name}='{quoted}'"
-
-
-_FORMS: Mapping[Form, tuple[str, Callable[[str, str], str]]] = {
-    Form.PLAIN: ("", _plain),
-    Form.SHELL: ("", _shell),
-    Form.DOCKER: ("", _docker),
-    Form.K8S: ("env:\n", _k8s),
-    Form.DOTENV: ("", _dotenv),
-}
-
-
 def written(variables: Mapping[str, str], form: Form) -> str:
     """The variables in a form, without the last line's end."""
-    head, line = _FORMS[form]
-    return head + "\n".join(line(name, value) for name, value in variables.items())
+    head = "env:\n" if form is Form.K8S else ""
+    return head + "\n".join(_line(name, value, form) for name, value in variables.items())
+
+
+def _line(name: str, value: str, form: Form) -> str:
+    match form:
+        case Form.SHELL:
+            return f"export {name}={shlex.quote(value)}"
+        case Form.K8S:
+            # JSON is YAML, in which a bare ON is true; Kubernetes itself expands $(NAME) in values, and $$ is how it
+            # spells $.
+            return f"  - name: {json.dumps(name)}\n    value: {json.dumps(value.replace('$(', '$$('))}"
+        case Form.DOTENV:
+            # In single quotes nothing is expanded, but for the quote and the backslash.
+            return "{}='{}'".format(name, value.replace("\\", "\\\\").replace("'", "\\'"))
+        case Form.DOCKER if "\n" in value or "\r" in value:
+            raise ConfigurationError(
+                f"{name}: expected one line, got several, which no --env-file holds; use --form k8s"
+            )
+    return f"{name}={value}"

@@ -23,34 +23,24 @@ if TYPE_CHECKING:
     from tracegrad.consumers.index.build import IndexProgress
     from tracegrad.consumers.index.lineage import Lineage
 
-    from ..history.index import Indexed
+    from ..history.index import OpenIndex
 
 __all__ = ["episodes", "lineage"]
 
 _TELL_S = 2.0
 
 Where = Annotated[
-    str,
-    typer.Option(
-        "--where", help="Conditions, with blanks between: 'agent=plan* reward>0.5 excluded!=none'.", show_default=False
-    ),
+    str, typer.Option("--where", help="Conditions, with blanks between: 'agent=plan* reward>0.5 excluded!=none'.")
 ]
 Order = Annotated[
     str, typer.Option(help="The fact to sort by, or at (the time); with - before it the greatest come first.")
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Number of rows; 0: all.")]
 Since = Annotated[
-    str | None,
-    typer.Option(
-        "--from", help="Only those written since: an ISO 8601 time, or PT2H (two hours ago).", show_default=False
-    ),
+    str | None, typer.Option("--from", help="Only those written since: an ISO 8601 time, or PT2H (two hours ago).")
 ]
-Until = Annotated[
-    str | None, typer.Option("--to", help="Only those written before, in the same form.", show_default=False)
-]
-KindOption = Annotated[
-    Kind | None, typer.Option("--kind", help="What ID is; without it that is guessed, and told.", show_default=False)
-]
+Until = Annotated[str | None, typer.Option("--to", help="Only those written before, in the same form.")]
+KindOption = Annotated[Kind | None, typer.Option("--kind", help="What ID is; without it that is guessed, and told.")]
 
 
 def episodes(
@@ -111,7 +101,7 @@ def lineage(
     echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lineage_lines(found)))
 
 
-def _trace(index: Indexed, asked: str, kind: Kind | None) -> Lineage:
+def _trace(index: OpenIndex, asked: str, kind: Kind | None) -> Lineage:
     from tracegrad.consumers.index import lineage as links
     from tracegrad.consumers.index.origins import episodes_of_call, episodes_of_span, with_feedback, with_origins
 
@@ -136,7 +126,7 @@ def _trace(index: Indexed, asked: str, kind: Kind | None) -> Lineage:
     )
 
 
-def _tell_unread(index: Indexed) -> None:
+def _tell_unread(index: OpenIndex) -> None:
     if told := unread(index.connection):
         words = ", ".join(f"{num} of {what}" for what, num in told.items())
         echo(f"tracegrad: records that cannot be read are left out: {words}", is_error=True)

@@ -126,9 +126,7 @@ def tail(
     from_: Annotated[
         str, typer.Option("--from", help="Where to start: beginning, end, or -N for the last N records.")
     ] = "-10",
-    count: Annotated[
-        int | None, typer.Option("-n", min=0, help="Stop after this many records.", show_default=False)
-    ] = None,
+    count: Annotated[int | None, typer.Option("-n", min=0, help="Stop after this many records.")] = None,
     is_following: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,
     as_json: JsonFlag = False,
     run: RunOption = None,

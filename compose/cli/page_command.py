@@ -22,12 +22,11 @@ __all__ = ["page"]
 def page(
     run: RunArgument = None,
     port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65_535, help="Port to listen on; without it a free one.", show_default=False),
+        int | None, typer.Option(min=1, max=65_535, help="Port to listen on; without it a free one.")
     ] = None,
     export: Annotated[
         tuple[str, Path] | None,
-        typer.Option(help="Write this episode to an HTML file instead.", metavar="EPISODE FILE", show_default=False),
+        typer.Option(help="Write this episode to an HTML file instead.", metavar="EPISODE FILE"),
     ] = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:

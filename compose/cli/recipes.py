@@ -18,9 +18,7 @@ __all__ = ["recipes"]
 
 
 def recipes(
-    name: Annotated[
-        str | None, typer.Argument(help="Explain this one; without it all are listed.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Explain this one; without it all are listed.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List the training recipes that `algorithm.recipe` can name, or explain one.

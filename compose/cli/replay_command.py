@@ -51,37 +51,25 @@ From = Annotated[
         "--from", help="Where to begin: run:NAME (all of a run), earliest, an ISO 8601 time, or PT2H (two hours ago)."
     ),
 ]
-To = Annotated[str | None, typer.Option("--to", help="Where to end, in the same form.", show_default=False)]
+To = Annotated[str | None, typer.Option("--to", help="Where to end, in the same form.")]
 Source = Annotated[
-    Path | None,
-    typer.Option("--source-dir", help="Folder of the source run; without it the newest run.", show_default=False),
+    Path | None, typer.Option("--source-dir", help="Folder of the source run; without it the newest run.")
 ]
 Where = Annotated[
-    str | None,
-    typer.Option(
-        "--where", help="Only groups with these facts, such as 'service=shop agent=planner'.", show_default=False
-    ),
+    str | None, typer.Option("--where", help="Only groups with these facts, such as 'service=shop agent=planner'.")
 ]
 ModeOption = Annotated[
-    Mode | None,
-    typer.Option("--mode", help="Train on it, by this mode; without one it is only folded.", show_default=False),
+    Mode | None, typer.Option("--mode", help="Train on it, by this mode; without one it is only folded.")
 ]
 Reclose = Annotated[
     bool, typer.Option("--reclose", help="Assemble episodes anew, with late records, not as the source did.")
 ]
 GraderOption = Annotated[
-    str | None,
-    typer.Option(
-        "--grader", help="Grade anew by file.py:function, called as grade(task, output, attempt).", show_default=False
-    ),
+    str | None, typer.Option("--grader", help="Grade anew by file.py:function, called as grade(task, output, attempt).")
 ]
 DryRunOption = Annotated[
     DryRun | None,
-    typer.Option(
-        "--dry-run",
-        help="Write nothing: count records; --dry-run=full folds them too, and compares.",
-        show_default=False,
-    ),
+    typer.Option("--dry-run", help="Write nothing: count records; --dry-run=full folds them too, and compares."),
 ]
 
 

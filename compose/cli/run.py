@@ -18,7 +18,7 @@ from tracegrad.schemas.errors import ConfigurationError
 
 from ..loopback import without_proxy
 from ..printable_log import LOG_FORMAT, LogFormat
-from ..run.pipeline import Part
+from ..run.pipeline import PipelinePart
 from ..run.session import run_session, watch_arrivals
 from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
@@ -43,8 +43,8 @@ __all__ = ["CALCULATOR", "Set", "demo", "env", "serve", "set_flags", "train", "u
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator" / "tracegrad.toml"
 """Two up is the checkout, or the installed package: the rooms and the examples lie side by side in both."""
 FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or a folder that has a tracegrad.toml.")]
-Steps = Annotated[int | None, typer.Option(help=help_of("trainer.steps"), show_default=False)]
-Seed = Annotated[int | None, typer.Option(help=help_of("seed"), show_default=False)]
+Steps = Annotated[int | None, typer.Option(help=help_of("trainer.steps"))]
+Seed = Annotated[int | None, typer.Option(help=help_of("seed"))]
 NoAir = Annotated[bool, typer.Option("--no-air", help="Train without intermediate rewards (AIR).")]
 Sync = Annotated[bool, typer.Option("--sync", help="Synchronous training: rollouts wait for the newest version.")]
 NoPage = Annotated[bool, typer.Option("--no-page", help="Do not serve the page that shows the run in a browser.")]
@@ -53,14 +53,9 @@ Verbose = Annotated[
     typer.Option("--verbose", "-v", help="Print a line for each step, with the lag of the streams (docs/running.md)."),
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the processes running after the report, until Ctrl-C.")]
-Bootstrap = Annotated[
-    str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"), show_default=False)
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Set any other key, such as --set trainer.lr=1e-5.", show_default=False),
-]
-Model = Annotated[str | None, typer.Option("--model", help=help_of("policy.model"), show_default=False)]
+Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"))]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Set any other key, such as --set trainer.lr=1e-5.")]
+Model = Annotated[str | None, typer.Option("--model", help=help_of("policy.model"))]
 
 
 def demo(
@@ -98,8 +93,8 @@ def train(
     seed: Seed = None,
     no_air: NoAir = False,
     sync: Sync = False,
-    tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.file"), show_default=False)] = None,
-    eval_tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.eval_file"), show_default=False)] = None,
+    tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.file"))] = None,
+    eval_tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.eval_file"))] = None,
     model: Model = None,
     set_: Set = None,
     keep: Keep = False,
@@ -136,7 +131,7 @@ def up(
     file: Annotated[
         Path | None, typer.Argument(help="The TOML file; without it ./tracegrad.toml, or flags alone.")
     ] = None,
-    only: Annotated[Part | None, typer.Option(help="Start only this part of the pipeline.", show_default=False)] = None,
+    only: Annotated[PipelinePart | None, typer.Option(help="Start only this part of the pipeline.")] = None,
     model: Model = None,
     set_: Set = None,
     no_page: NoPage = False,

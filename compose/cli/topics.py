@@ -37,9 +37,7 @@ def create(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print topics, settings and ACLs, and create nothing.")
     ] = False,
-    bootstrap_servers: Annotated[
-        str | None, typer.Option(help="host:port,... of your Kafka.", show_default=False)
-    ] = None,
+    bootstrap_servers: Annotated[str | None, typer.Option(help="host:port,... of your Kafka.")] = None,
     run: NewRunOption = None,
     as_json: JsonFlag = False,
 ) -> None:

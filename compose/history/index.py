@@ -23,13 +23,13 @@ from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
 from .run_broker import WAIT_S, open_broker
 
-__all__ = ["Indexed", "indexed", "is_current", "mark_current", "sizes_of"]
+__all__ = ["OpenIndex", "indexed", "is_current", "mark_current", "sizes_of"]
 
 _PATIENCE_S = 30.0
 """For a broker that is away: somebody waits for the answer."""
 
 
-class Indexed(NamedTuple):
+class OpenIndex(NamedTuple):
     """What a question is asked of."""
 
     connection: sqlite3.Connection
@@ -45,12 +45,12 @@ def indexed(
     needs_log: bool,
     tell: Callable[[IndexProgress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda why: None,
-) -> Iterator[Indexed]:
+) -> Iterator[OpenIndex]:
     """The index of a run. Blocks until it is up to date; `say` hears what is waited for."""
     with open_index(run_dir.path / "index.sqlite") as connection:
         has_ended = run_dir.settings.kafka.bootstrap_servers is None and not run_dir.is_locked()
         if has_ended and not needs_log and read_mark(connection) == _mark(run_dir):
-            yield Indexed(connection, Wiring(run_dir), None)
+            yield OpenIndex(connection, Wiring(run_dir), None)
             return
         with open_broker(run_dir, wait_s=WAIT_S, say=say) as servers:
             wiring = Wiring(run_dir, bootstrap_servers=servers)
@@ -58,11 +58,11 @@ def indexed(
             policy = wiring.settings.policy.name
             catch_up(log, wiring.topics, policy, connection, tell=tell, patience_s=_PATIENCE_S)
             if needs_log:
-                yield Indexed(connection, wiring, log)
+                yield OpenIndex(connection, wiring, log)
         if has_ended:
             write_mark(connection, _mark(run_dir))
         if not needs_log:
-            yield Indexed(connection, wiring, None)
+            yield OpenIndex(connection, wiring, None)
 
 
 def is_current(run_dir: RunDir) -> bool:

@@ -86,7 +86,7 @@ class Grades:
         os.truncate(self._file.fileno(), end)
         self._end = end
 
-    def of(self, episode_id: str) -> Grade | None:
+    def grade_of(self, episode_id: str) -> Grade | None:
         """What was said of it; None: it was not asked about."""
         place = self._places.get(episode_id)
         if place is None:
@@ -94,7 +94,7 @@ class Grades:
         self._file.seek(place)
         return msgspec.json.decode(self._file.readline(), type=Grade)
 
-    def put(self, grade: Grade) -> None:
+    def append(self, grade: Grade) -> None:
         """Keeps it. Raises OSError."""
         line = msgspec.json.encode(grade) + b"\n"
         left = memoryview(line)
@@ -212,7 +212,7 @@ class Regrader:
 
     def _given(self, episode: Episode, records: Sequence[CallRecord]) -> tuple[Sequence[Reward], str]:
         """(what the grader gives, why it could not be asked)."""
-        known = self._grades.of(episode.episode_id) if self._grades is not None else None
+        known = self._grades.grade_of(episode.episode_id) if self._grades is not None else None
         if known is not None:
             self.counts["known"] += 1
             return known.rewards, ""
@@ -225,7 +225,7 @@ class Regrader:
         output, attempt = given_to_grader(episode, records)
         given = self._loop.run(self._grader.grade(request, episode.attempt_id or "", output, attempt))
         if self._grades is not None:
-            self._grades.put(Grade(episode_id=episode.episode_id, rewards=given))
+            self._grades.append(Grade(episode_id=episode.episode_id, rewards=given))
         return given, ""
 
     def _count(self, before: Episode, after: Episode) -> None:
@@ -238,7 +238,7 @@ class Regrader:
         told = f"{_WITHOUT}{after.unscored.partition(':')[0]}"
         self.counts[told if told in self.counts or len(self.counts) < _MAX_REASONS else f"{_WITHOUT}other"] += 1
 
-    def tell(self, show: Show) -> None:
+    def show_result(self, show: Show) -> None:
         """What became of it. Raises ConfigurationError where it graded nothing."""
         without = {
             name.removeprefix(_WITHOUT): num for name, num in sorted(self.counts.items()) if name.startswith(_WITHOUT)

@@ -252,7 +252,7 @@ def _fold(
         _tell_changes(show, changes)
     if done.is_whole and not stop.is_set():
         if regrader is not None:
-            regrader.tell(show)
+            regrader.show_result(show)
         return 0
     show.say("stopped; the same command goes on")
     return INTERRUPTED

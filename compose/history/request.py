@@ -21,7 +21,7 @@ from tracegrad.trainer.history.compare import Taught, changed_keys, changed_mach
 from tracegrad.trainer.history.config import Mode
 
 from ..files import write_record
-from ..run.run_dir import Replayed, RunDir
+from ..run.run_dir import ReplayRecord, RunDir
 from ..run.settings import RunSettings
 
 __all__ = [
@@ -145,8 +145,8 @@ def remember(
     write_record(run_dir.replay_file, kept)
 
 
-def _replayed(request: ReplayRequest, source: RunDir, settings: RunSettings) -> Replayed:
-    return Replayed(
+def _replayed(request: ReplayRequest, source: RunDir, settings: RunSettings) -> ReplayRecord:
+    return ReplayRecord(
         source=str(source.path),
         hash=source.record.hash,
         asked=request.asked,
@@ -159,7 +159,7 @@ def _replayed(request: ReplayRequest, source: RunDir, settings: RunSettings) -> 
     )
 
 
-def _changed(before: Replayed, own: Replayed) -> list[str]:
+def _changed(before: ReplayRecord, own: ReplayRecord) -> list[str]:
     """The words on what differs."""
     modes = (before.mode, own.mode)
     pairs: dict[str, tuple[object, object]] = {

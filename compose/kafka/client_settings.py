@@ -175,8 +175,8 @@ _DECODER = msgspec.json.Decoder(_Statistics)
 
 
 class Contact:
-    """Whether a client of librdkafka has lost the cluster for good, so that another must take its place; `hear` is its
-    `stats_cb`.
+    """Whether a client of librdkafka has lost the cluster for good, so that another must take its place;
+    `read_statistics` is its `stats_cb`.
 
     A cluster whose brokers are all fenced for a moment (a single node late with a heartbeat on a busy machine, a
     rolling restart) answers with topics and no broker. librdkafka 2.13 to 2.16 then forgets the brokers that it knows,
@@ -187,7 +187,7 @@ class Contact:
     def __init__(self) -> None:
         self._num_without = 0
 
-    def hear(self, statistics: str) -> None:
+    def read_statistics(self, statistics: str) -> None:
         """Takes what the client says of itself."""
         brokers = _DECODER.decode(statistics).brokers.values()
         self._num_without = 0 if any(broker.source in _KNOWN for broker in brokers) else self._num_without + 1

@@ -25,7 +25,7 @@ from tracegrad.schemas.errors import (
     UnavailableError,
 )
 
-__all__ = ["CODES", "Seldom", "boundary", "log_error", "translate"]
+__all__ = ["CODES", "LogThrottle", "boundary", "log_error", "translate"]
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def boundary(doing: str) -> Iterator[None]:
         raise UnavailableError(f"expected Kafka to {doing}, got no answer in time; it is tried again") from error
 
 
-class Seldom:
+class LogThrottle:
     """Says of each kind of thing whether it is time to tell of it again, so that a log keeps its other lines."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Seldom:
         return True
 
 
-_is_due = Seldom()
+_is_due = LogThrottle()
 
 
 def log_error(error: KafkaError) -> None:

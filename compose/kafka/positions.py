@@ -38,7 +38,7 @@ class TopicStart(msgspec.Struct, frozen=True):
     """Of a raw topic: where the run began, in each partition that it had then."""
 
 
-class _Seen(NamedTuple):
+class _GroupPosition(NamedTuple):
     """A partition as a group finds it."""
 
     committed: int | None
@@ -124,14 +124,14 @@ def positions(
     }
 
 
-def _look(log: Log, topics: Topics, stage: Stage) -> dict[TopicPartition, _Seen]:
+def _look(log: Log, topics: Topics, stage: Stage) -> dict[TopicPartition, _GroupPosition]:
     found = {}
     for topic in INPUTS[stage]:
         name = topics.name(topic)
         # Committed first: it only grows, so that an end read later can only be further on.
         committed = log.committed(topics.group(stage), name)
         for partition, kept in log.offsets(name).items():
-            found[TopicPartition(name, partition)] = _Seen(committed.get(partition), kept)
+            found[TopicPartition(name, partition)] = _GroupPosition(committed.get(partition), kept)
     return found
 
 

@@ -51,7 +51,7 @@ class TailReader:
 
     def _new_consumer(self) -> Consumer:
         with boundary("make a consumer"):
-            return Consumer({**self._settings, "stats_cb": self._contact.hear})
+            return Consumer({**self._settings, "stats_cb": self._contact.read_statistics})
 
     def assign(self, starts: Mapping[TopicPartition, int]) -> None:
         """Reads these partitions from these offsets, which the caller has checked."""

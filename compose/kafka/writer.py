@@ -47,7 +47,7 @@ class KafkaWriter:
     def _new_producer(self) -> Producer:
         self._contact = Contact()
         with boundary("make a producer"):
-            return Producer({**self._settings, "error_cb": self._on_error, "stats_cb": self._contact.hear})
+            return Producer({**self._settings, "error_cb": self._on_error, "stats_cb": self._contact.read_statistics})
 
     def _on_error(self, error: KafkaError) -> None:
         log_error(error)

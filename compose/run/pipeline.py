@@ -35,7 +35,7 @@ from ..engine.failed_start import read_failed_start
 from ..kafka.positions import begin_run, positions
 from ..kafka.topic_admin import check_feedback_wait, create_topics, plan_topics
 from ..local_kafka.broker import is_ready
-from ..loopback import answers, free_port, is_free, num_served
+from ..loopback import LOOPBACK, answers, free_port, is_free, num_served
 from ..metrics.endpoint import target_file
 from .process import ProcessSpec
 from .run_dir import Endpoints, RunDir
@@ -61,7 +61,7 @@ PAGE_LAYER = 4
 """Above all others: the first to stop, and nobody waits for it."""
 
 
-class Part(StrEnum):
+class PipelinePart(StrEnum):
     """What `up --only` may name."""
 
     CAPTURE = "capture"
@@ -72,9 +72,9 @@ class Part(StrEnum):
     """The trainer and weight sync."""
 
 
-ENGINE_PARTS = (None, Part.CAPTURE)
+ENGINE_PARTS = (None, PipelinePart.CAPTURE)
 """With which an engine is used."""
-PARTS_WITHOUT_MODEL = (Part.CAPTURE, Part.STREAMS)
+PARTS_WITHOUT_MODEL = (PipelinePart.CAPTURE, PipelinePart.STREAMS)
 """Which work without a policy: what other models answer, and what spans say."""
 ENVIRONMENT = {
     # More threads than cores cost more than they give: 15 to 30 times slower on a busy two-core machine.
@@ -108,28 +108,20 @@ def prepare_run(settings: RunSettings, path: Path, *, port_wait_s: float = 5.0) 
         taken.append(port)
         return f"{host}:{port}"
 
-    loopback = "127.0.0.1"
+    def url(key: str, host: str, asked: int | None, last: str | None) -> str:
+        return "http://" + address(key, host, asked, last or None)
+
     engines_before = [*(before.engine_urls if before else ()), *[None] * engine.replicas][: engine.replicas]
-    llm, otlp, feedback = settings.llm, settings.otlp, settings.feedback
-    feedback_url = ""
-    if feedback is not None:
-        last = before.feedback_url if before and before.feedback_url else None
-        feedback_url = "http://" + address("[feedback] port", feedback.host, feedback.port, last)
-    page_url = ""
-    if settings.page.enabled:
-        last = before.page_url if before and before.page_url else None
-        page_url = "http://" + address("[page] port", loopback, settings.page.port, last)
+    llm, otlp, feedback, page = settings.llm, settings.otlp, settings.feedback, settings.page
+    last = before or Endpoints(bootstrap_servers="", llm_url="", otlp_endpoint="", engine_urls=())
     endpoints = Endpoints(
-        bootstrap_servers=kafka or address("", loopback, None, before.bootstrap_servers if before else None),
-        llm_url="http://" + address("[llm] port", llm.host, llm.port, before.llm_url if before else None),
-        otlp_endpoint="http://"
-        + address("[otlp] port", otlp.host, otlp.port, before.otlp_endpoint if before else None),
-        engine_urls=engine.urls or tuple("http://" + address("", loopback, None, last) for last in engines_before),
-        otlp_grpc=address(
-            "[otlp] grpc_port", otlp.host, otlp.grpc_port, before.otlp_grpc if before else None, usual=_OTLP_GRPC_PORT
-        ),
-        feedback_url=feedback_url,
-        page_url=page_url,
+        feedback_url=url("[feedback] port", feedback.host, feedback.port, last.feedback_url) if feedback else "",
+        page_url=url("[page] port", LOOPBACK, page.port, last.page_url) if page.enabled else "",
+        bootstrap_servers=kafka or address("", LOOPBACK, None, last.bootstrap_servers or None),
+        llm_url=url("[llm] port", llm.host, llm.port, last.llm_url),
+        otlp_endpoint=url("[otlp] port", otlp.host, otlp.port, last.otlp_endpoint),
+        engine_urls=engine.urls or tuple(url("", LOOPBACK, None, one) for one in engines_before),
+        otlp_grpc=address("[otlp] grpc_port", otlp.host, otlp.grpc_port, last.otlp_grpc or None, usual=_OTLP_GRPC_PORT),
     )
     run_dir.write_start(settings, endpoints)
     return run_dir
@@ -185,7 +177,7 @@ def prepare_topics(wiring: Wiring) -> None:
             retry(commit, doing=f"committing for {stage}", patience_s=_MEMBERS_S)
 
 
-def specs(wiring: Wiring, *, for_training: bool, only: Part | None = None) -> list[ProcessSpec]:
+def specs(wiring: Wiring, *, for_training: bool, only: PipelinePart | None = None) -> list[ProcessSpec]:
     """The processes of the run.
 
     Args:
@@ -210,13 +202,13 @@ def specs(wiring: Wiring, *, for_training: bool, only: Part | None = None) -> li
         if settings.feedback is not None:
             listens = (settings.feedback.host, wiring.endpoints.feedback_url)
             found.append(_serve(wiring, "rewards", layer=1, listens=listens))
-    if only in (None, Part.STREAMS):
+    if only in (None, PipelinePart.STREAMS):
         found += [
             _serve(wiring, "streams", layer=2, stage=stage, ordinal=ordinal)
             for stage in STREAMS
             for ordinal in range(settings.streams.workers)
         ]
-    if only in (None, Part.TRAIN):
+    if only in (None, PipelinePart.TRAIN):
         found += [
             _serve(wiring, "trainer", layer=1, is_job=True),
             *(_serve(wiring, "weight-sync", layer=2, ordinal=ordinal) for ordinal in range(len(wiring.engine_ids))),
@@ -258,7 +250,7 @@ def _page(wiring: Wiring) -> ProcessSpec:
         name=PAGE,
         argv=(sys.executable, "-m", "tracegrad.compose.page.process", "--run-dir", str(wiring.run_dir.path)),
         env=ENVIRONMENT,
-        listens_at=("127.0.0.1", port_of(wiring.endpoints.page_url)),
+        listens_at=(LOOPBACK, port_of(wiring.endpoints.page_url)),
         layer=PAGE_LAYER,
         is_spare=True,
         beats=wiring.run_dir.beats / PAGE,

@@ -18,7 +18,7 @@ from tracegrad.consumers.audit.account import AccountLine, Report, audit
 from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.consumers.views.held_out import held_out_text
 from tracegrad.consumers.views.progress import last_steps
-from tracegrad.consumers.views.results import RESULTS_TOPICS, Best, Results, results_of
+from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_of
 from tracegrad.consumers.views.watch import fold_present
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.follow import PATIENCE_S
@@ -46,6 +46,11 @@ __all__ = [
 
 _RESULTS = "results.json"
 _NAMED = 20
+_UNTRAINED = (
+    "nothing was trained: in each group all rollouts had the same reward, so none was better than its peers; tasks "
+    "that the model solves now and then, AIR rules for a first success (docs/streams.md#air) or a larger [tasks] "
+    "group_size give it a difference to learn from"
+)
 _LAST_WORDS_S = 3.0
 """A run that a person stops waits no longer for a broker that may be what failed."""
 
@@ -176,12 +181,23 @@ def results_lines(results: Results) -> list[str]:
     """For people."""
     phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in results.seconds.items())
     last = "-" if results.reward_last_ten is None else f"{results.reward_last_ten:.3f}"
-    return [
+    lines = [
         f"held-out before: {held_out_text(results.before)}",
         f"held-out after:  {held_out_text(results.after)}",
-        *_best_line(results.best),
-        *_unpublished_line(results),
-        *_untrained_line(results),
+    ]
+    if (best := results.best) is not None:
+        lines.append(
+            f"best version:    {best.version}, {best.score.mean:.3f} held-out at step {best.score.step}: {best.folder}"
+        )
+    if results.num_unpublished:
+        lines.append(
+            f"newest version:  {results.version}, without the last {results.num_unpublished} updates: they are in the "
+            "checkpoint, and the same command goes on from there"
+        )
+    if _is_untrained(results):
+        lines.append(_UNTRAINED)
+    return [
+        *lines,
         f"{results.steps} steps, mean reward of {last_steps(results.steps)} {last}, "
         f"staleness mean {results.staleness_mean:.2f} max {results.staleness_max}, "
         f"sampler and trainer differ by at most {results.logprob_error_max:.1e} nats",
@@ -189,31 +205,10 @@ def results_lines(results: Results) -> list[str]:
     ]
 
 
-def _untrained_line(results: Results) -> list[str]:
+def _is_untrained(results: Results) -> bool:
     """Steps that had nothing to compare look like others, but for a curve at rest."""
     stds = [std for std in results.curves.get("reward_std", []) if std is not None]
-    if not stds or any(stds) or results.version or results.num_unpublished:
-        return []
-    return [
-        "nothing was trained: in each group all rollouts had the same reward, so none was better than its peers; "
-        "tasks that the model solves now and then, AIR rules for a first success (docs/streams.md#air) or a larger "
-        "[tasks] group_size give it a difference to learn from"
-    ]
-
-
-def _best_line(best: Best | None) -> list[str]:
-    if best is None:
-        return []
-    return [f"best version:    {best.version}, {best.score.mean:.3f} held-out at step {best.score.step}: {best.folder}"]
-
-
-def _unpublished_line(results: Results) -> list[str]:
-    if not results.num_unpublished:
-        return []
-    return [
-        f"newest version:  {results.version}, without the last {results.num_unpublished} updates: they are in the "
-        "checkpoint, and the same command goes on from there"
-    ]
+    return bool(stds) and not (any(stds) or results.version or results.num_unpublished)
 
 
 def version_folders(weights: Path) -> dict[Version, Path]:

@@ -40,7 +40,7 @@ from ..kafka.positions import TopicStart, start_offsets
 from .settings import RunSettings, without_gone
 from .supervisor import Outcome
 
-__all__ = ["AUDIT", "Endpoints", "Replayed", "RunDir", "RunRecord"]
+__all__ = ["AUDIT", "Endpoints", "ReplayRecord", "RunDir", "RunRecord"]
 
 _STARTS = "starts.json"
 AUDIT = "audit.json"
@@ -85,7 +85,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Of the page, without its token; empty: it is not served."""
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay was asked for at first: who asks again goes on with it, and gets the same."""
 
     schema: str = "replay/1"
@@ -167,8 +167,8 @@ class RunDir:
                 pass  # where all of them are there already, only a file tells
         except OSError as error:
             raise ConfigurationError(
-                f"--runs-dir: expected a folder to write the run to, got {self.path}: {error.strerror}; let it be "
-                "written to, or name another by --runs-dir or TRACEGRAD_RUNS_DIR"
+                f"--runs-dir: expected a folder to write the run to, got {self.path}: {error.strerror}; make it "
+                "writable, or name another by --runs-dir or TRACEGRAD_RUNS_DIR"
             ) from error
 
     def beside(self) -> list[Path]:
@@ -206,11 +206,11 @@ class RunDir:
         return (self.path / MARK).is_file()
 
     @property
-    def replayed(self) -> Replayed | None:
+    def replayed(self) -> ReplayRecord | None:
         """Of a replay, what was asked for; None of other runs, and where there is none."""
         if not self.replay_file.exists():
             return None
-        made = read_record(self.replay_file, Replayed)
+        made = read_record(self.replay_file, ReplayRecord)
         return msgspec.structs.replace(made, source=str(moved(Path(made.source), self.path)))
 
     @property
@@ -259,7 +259,7 @@ class RunDir:
             self.path.chmod(0o700)
         except PermissionError as error:
             raise ConfigurationError(
-                f"expected a folder of our own for a run's keys and logs, got {self.path}: {error}; choose another"
+                f"expected a folder that this user owns, for keys and logs, got {self.path}: {error}; choose another"
             ) from error
 
     def _make_key(self) -> None:
@@ -267,8 +267,8 @@ class RunDir:
         if not (self.path / KEY).exists():
             if self.config.exists():
                 raise ConfigurationError(
-                    f"no {KEY} in {self.path}, and by another key nothing counts that run {self.record.name!r} wrote: "
-                    "put the file back; a run of an earlier release never had one: start another (--run NAME)"
+                    f"no {KEY} in {self.path}: without it no record of run {self.record.name!r} can be verified; put "
+                    "the file back. A run of an earlier release has none: start another (--run NAME)"
                 )
             write_record(self.path / KEY, RunKey.draw(self.record.hash), is_private=True)
 

@@ -35,7 +35,7 @@ from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..beats import beating
-from ..kafka.errors import Seldom
+from ..kafka.errors import LogThrottle
 from ..loopback import inherited_fd, without_proxy
 from ..metrics.endpoint import serving_metrics
 from ..printable_log import log_to_stderr
@@ -113,7 +113,7 @@ def _is_kafka_there(wiring: Wiring | None) -> bool:
 def _set_up_logging(run: str = "", process: str = "") -> None:
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     log_to_stderr(logging.INFO, form, run=run, process=process)
-    is_due = Seldom()
+    is_due = LogThrottle()
     for handler in logging.getLogger().handlers:
         # Of an away broker aiokafka writes hundreds of lines a second.
         handler.addFilter(lambda record: not record.name.startswith("aiokafka") or is_due(str(record.msg)))

@@ -27,7 +27,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, Unav
 
 from ..engine.model_folder import with_local_model
 from . import pipeline
-from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prepare_topics, specs
+from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, PipelinePart, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
 from .run_dir import RunDir
 from .settings import RunSettings
@@ -62,7 +62,7 @@ def run_session(
     show: Show,
     *,
     for_training: bool,
-    only: Part | None = None,
+    only: PipelinePart | None = None,
     keep: bool = False,
     watch: WatchFactory | None = None,
     report: ReportMaker | None = None,
@@ -191,17 +191,17 @@ class Onlookers:
             prepare_topics(self.wiring)
             self._watcher = self._watch(self.wiring, self.show)
             self._watcher.start()
-            self.report(supervisor)
+            self.start_reports(supervisor)
         if layer == pipeline.PAGE_LAYER:
             # A result: of a sentence the JSON form makes a line of its log, and the link has a token.
             link = self.wiring.page_link
             self.show.result("page", {"url": link}, [f"look at the run: {link}"])
 
-    def report(self, supervisor: Supervisor) -> None:
+    def start_reports(self, supervisor: Supervisor) -> None:
         """Tells of the supervisor's processes from now on."""
         self._reports = StatusReports(self.wiring.log(), self.wiring.topics, supervisor.statuses)
 
-    def tell(self) -> None:
+    def wake_reports(self) -> None:
         """A process changed state."""
         if self._reports is not None:
             self._reports.wake()
@@ -231,7 +231,7 @@ def supervise(
         logs=wiring.run_dir.logs,
         metrics=shown.enter_context(metrics_shown(wiring, [spec.name for spec in processes])),
         on_layer=lambda layer: onlookers.open(supervisor, layer),
-        on_change=onlookers.tell,
+        on_change=onlookers.wake_reports,
         say=show.say,
         before_stop=onlookers.close,
     )
@@ -256,7 +256,7 @@ def supervise(
             return _ended_otherwise(outcome, wiring, show)
         if keep:
             show.say("the pipeline goes on (--keep); Ctrl-C stops it")
-            onlookers.report(supervisor)
+            onlookers.start_reports(supervisor)
             supervisor.run(is_done=lambda: False)
         return status
     finally:

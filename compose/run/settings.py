@@ -110,13 +110,13 @@ class RunSettings(Section, frozen=True, kw_only=True):
             raise ConfigurationError("[tasks] file is missing; add it, or pass --tasks FILE")
         elif self.alarms.rollback_window:
             raise ConfigurationError(
-                "[alarms] rollback_window is of a run that trains on captured traffic ([select] train), whose "
-                "conversations are rated one by one; leave it out"
+                "[alarms] rollback_window: expected a run that trains on captured traffic ([select] train), got one "
+                "that trains on tasks; leave the key out"
             )
         elif (self.select.unscored, self.select.sampling) != ("drop", "forced"):
             raise ConfigurationError(
-                "[select] unscored and sampling are of a run that trains on captured traffic: set train = true, or "
-                "leave them out"
+                "[select] unscored, sampling: expected a run that trains on captured traffic, got one that does not; "
+                "set [select] train = true, or leave them out"
             )
         _check_credit(self.credit, self.air, self.algorithm, is_of_traffic=self.select.train)
         self._check_held_out()
@@ -150,8 +150,8 @@ class RunSettings(Section, frozen=True, kw_only=True):
         compares = recipe.baseline in _COMPARES
         if (compares and recipe.over not in ("batch", "nearest")) or recipe.selection != "none":
             raise ConfigurationError(
-                "[select] train: a conversation is compared with those of its batch, for it has no group; set "
-                '[algorithm] recipe = "rloo_batch"'
+                "[select] train: a conversation has no group to be compared in, only its batch; set [algorithm] recipe "
+                '= "rloo_batch"'
             )
         if compares and self.trainer.groups_per_step < 2:
             raise ConfigurationError(
@@ -168,7 +168,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
             )
         if tasks.eval_file is None:
             raise ConfigurationError(
-                "[select] train: of [tasks] such a run uses held-out tasks alone: name their eval_file, or leave the "
+                "[select] train: such a run uses [tasks] for held-out tasks alone: set [tasks] eval_file, or leave the "
                 "section out"
             )
         if lacking := [f"[{name}]" for name in ("agent", "reward") if getattr(self, name) is None]:
@@ -182,11 +182,12 @@ class RunSettings(Section, frozen=True, kw_only=True):
             return
         if (tasks.eval_every or tasks.eval_samples > 1) and tasks.eval_file is None:
             raise ConfigurationError(
-                "[tasks] eval_every and eval_samples are of held-out tasks: name their eval_file, or leave them out"
+                "[tasks] eval_every, eval_samples: expected held-out tasks, got none; set [tasks] eval_file, or leave "
+                "the two keys out"
             )
         if tasks.eval_samples > 1 and not self.policy.validation_temperature:
             raise ConfigurationError(
-                f"[tasks] eval_samples = {tasks.eval_samples}: greedy rollouts of a task are alike; set [policy] "
+                f"[tasks] eval_samples = {tasks.eval_samples}: greedy rollouts of a task are all alike; set [policy] "
                 "validation_temperature above 0 (1 is as in training), or leave eval_samples out"
             )
         # The versions that engines may lag behind when a pass begins, and what is published until the trainer reads it.
@@ -220,18 +221,18 @@ def _check_credit(credit: CreditConfig, air: AirConfig, algorithm: AlgorithmConf
     strategy = credit.strategy
     if is_of_traffic and (strategy != "return_to_go" or credit.gamma != 1.0):
         raise ConfigurationError(
-            "[credit] strategy: of captured traffic each conversation is a group of one, whose ratings count for what "
-            "they are about; leave [credit] strategy and gamma out, or [select] train"
+            "[credit] strategy, gamma: expected the defaults in a run that trains on captured traffic, where each "
+            "conversation is a group of its own; leave both out, or leave [select] train out"
         )
     if strategy == "broadcast" and air.enabled and (air.rules or air.function):
         raise ConfigurationError(
-            "[credit] strategy = 'broadcast': a call is worth the final reward, so [air] would pay nothing; "
+            "[credit] strategy = 'broadcast': each call gets the final reward alone, so [air] would pay nothing; "
             "set [air] enabled = false (--no-air), or strategy = 'return_to_go'"
         )
     shaping = [rule.name for rule in air.rules if rule.shaping] if air.enabled else []
     if shaping and (strategy not in ("return_to_go", "anchor") or credit.gamma != 1.0):
         raise ConfigurationError(
-            f"[[air.rules]] {shaping[0]}: what shaping pays is taken back in sums without a discount; set [credit] "
+            f"[[air.rules]] {shaping[0]}: shaping needs returns that are summed without a discount; set [credit] "
             "strategy = 'return_to_go' and gamma = 1, or leave shaping out"
         )
     if ":" not in algorithm.recipe:
@@ -242,23 +243,22 @@ def _check_recipe(credit: CreditConfig, name: str, recipe: Recipe) -> None:
     strategy, needed = credit.strategy, RECIPES[name].credit
     if needed and not credit.is_own and strategy != needed:
         raise ConfigurationError(
-            f"[algorithm] recipe = {name!r} is of credit by {needed!r}, got {strategy!r}; set [credit] strategy = "
-            f"{needed!r}"
+            f"[algorithm] recipe = {name!r}: expected [credit] strategy = {needed!r}, got {strategy!r}; set that, or "
+            "choose another recipe"
         )
     if recipe.baseline == "critic" and (strategy, credit.gamma) != ("return_to_go", 1.0):
         raise ConfigurationError(
-            "[algorithm] baseline = 'critic': what a turn earned is told by the difference of returns to go without a "
-            "discount; set [credit] strategy = 'return_to_go' and gamma = 1 ([algorithm] gamma discounts), or another "
-            "baseline"
+            "[algorithm] baseline = 'critic': a critic needs returns to go without a discount; set [credit] strategy = "
+            "'return_to_go' and gamma = 1 ([algorithm] gamma discounts), or another baseline"
         )
     if strategy == "turn" and not recipe.final:
         raise ConfigurationError(
-            "[credit] strategy = 'turn': a turn is worth what it earned itself, the final reward would train nothing; "
+            "[credit] strategy = 'turn': a turn gets only what it earned itself, so the final reward trains nothing; "
             "set [algorithm] final = 1, or recipe = 'mt_grpo'"
         )
     if strategy == "anchor" and (recipe.baseline not in _COMPARES or recipe.over != "peers"):
         raise ConfigurationError(
-            "[credit] strategy = 'anchor': turns are compared with those of the group that began in one state, got "
+            "[credit] strategy = 'anchor': expected a baseline of peers, turns that began in the same state, got "
             f"[algorithm] baseline = {recipe.baseline!r} over {recipe.over!r}; set baseline = 'mean' and over = "
             "'peers', or recipe = 'gigpo'"
         )

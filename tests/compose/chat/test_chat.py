@@ -19,7 +19,7 @@ import pytest
 from tracegrad.compose.chat.agent import ChatAgent, with_folder
 from tracegrad.compose.chat.engine import folder_of
 from tracegrad.compose.chat.relay import Relay, Turn, said, tool_results
-from tracegrad.compose.chat.talk import Said, Side, Talk, said_lines, side_by_side
+from tracegrad.compose.chat.talk import Reply, Side, Talk, reply_lines, side_by_side
 from tracegrad.compose.files import write_record
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.session import run_state
@@ -106,7 +106,7 @@ def talk(tmp_path: Path, model: Model, questions: list[str], *, width: int | Non
     agent = AgentConfig(callable=f"{tmp_path / 'agent.py'}:solve", cwd=str(tmp_path), python=sys.executable)
     lines: list[str] = []
     asked = [Side(name=f"version {number}", version=number, choose=lambda: None) for number in range(sides)]
-    with Relay(model.url, "theirs", lambda turn: one.hear(turn), greedy=True) as relay:
+    with Relay(model.url, "theirs", lambda turn: one.show_turn(turn), greedy=True) as relay:
         one = Talk(ChatAgent(agent, relay.base_url, relay.key, {}), relay, asked, lines.append, width=width)
         for question in questions:
             one.ask(question)
@@ -212,9 +212,9 @@ def test_what_is_no_chat_completion_tells_nothing(odd: Any) -> None:
 def test_text_that_is_no_answer_is_shown_besides() -> None:
     """An agent may make of it what it likes."""
     turns = [Turn(kind="text", text="I think"), Turn(kind="text", text="25")]
-    assert said_lines(Said(turns=turns, answer="25")) == ["  I think", "answer: 25"]
-    assert said_lines(Said(turns=turns, answer="x")) == ["  I think", "  25", "answer: x"]
-    assert said_lines(Said())[-1] == "no answer: the agent gave up"
+    assert reply_lines(Reply(turns=turns, answer="25")) == ["  I think", "answer: 25"]
+    assert reply_lines(Reply(turns=turns, answer="x")) == ["  I think", "  25", "answer: x"]
+    assert reply_lines(Reply())[-1] == "no answer: the agent gave up"
 
 
 def reported(wiring: Wiring, version: int, folder: str) -> None:

@@ -53,7 +53,7 @@ def test_a_client_is_lost_when_it_knows_no_broker_twice_in_a_row() -> None:
     """One that it cannot reach, it knows; once may be the moment before it begins again."""
     contact = Contact()
     for told, is_lost in ((ALONE, False), (AWAY, False), (ALONE, False), (ALONE, True), (AWAY, False)):
-        contact.hear(told)
+        contact.read_statistics(told)
         assert contact.is_lost == is_lost
 
 
@@ -103,8 +103,8 @@ def test_a_lost_writer_and_a_lost_member_are_replaced(kafka_log: KafkaLog) -> No
     reader.commit(reader.positions())
     producer, consumer = writer._producer, reader._consumer
     for contact in (writer._contact, reader._contact):
-        contact.hear(ALONE)
-        contact.hear(ALONE)
+        contact.read_statistics(ALONE)
+        contact.read_statistics(ALONE)
     deadline = time.monotonic() + 20
     while writer._producer is producer and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -145,7 +145,7 @@ def test_a_trouble_of_a_client_is_told_once_in_a_while(
     """Of each kind; an away broker is reported several times a second by each client."""
     clock = _Clock()
     monkeypatch.setattr(kafka_errors, "time", clock)
-    monkeypatch.setattr(kafka_errors, "_is_due", kafka_errors.Seldom())
+    monkeypatch.setattr(kafka_errors, "_is_due", kafka_errors.LogThrottle())
     for code in (KafkaError._TRANSPORT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT):
         kafka_errors.log_error(KafkaError(code, "down"))
     clock.sleep(10.0)

@@ -114,19 +114,19 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
         ("[feedback.names.x]\nlow = 1.0\nhigh = 0.5\n", r"\[feedback.names.x\] expected low < high"),
         (
             '[select]\nunscored = "air"\n',
-            r"\[select\] unscored and sampling are of a run that trains on captured traffic",
+            r"\[select\] unscored, sampling: expected a run that trains on captured.*, got .*; set \[select\] train",
         ),
-        ('[select]\nsampling = "asked"\n', r"\[select\] unscored and sampling are of a run that trains on captured"),
+        ('[select]\nsampling = "asked"\n', r"\[select\] unscored, sampling: expected a run"),
         (
             "[alarms]\nrollback_window = 500\n",
-            r"\[alarms\] rollback_window is of a run that trains on captured traffic",
+            r"\[alarms\] rollback_window: expected a run that trains on captured traffic.*, got .*; leave",
         ),
         ("[select]\nruns = [7]\n", r"\[select\] runs: expected list of text, got \[7\]"),
         ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set a token"),
         ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),
         (
             '[algorithm]\nrecipe = "gigpo"\n',
-            r"\[algorithm\] recipe = 'gigpo' is of credit by 'anchor', got 'return_to_go'; set",
+            r"\[algorithm\] recipe = 'gigpo': expected \[credit\] strategy = 'anchor', got 'return_to_go'; set",
         ),
         ('[credit]\nstrategy = "turn"\n', r"\[credit\] strategy = 'turn': .* set \[algorithm\] final = 1"),
         (

@@ -27,7 +27,7 @@ __all__ = ["folder"]
         ('[feedback]\n[algorithm]\nbaseline = "running_mean"\n', ""),
         (
             '[feedback]\n[algorithm]\nrecipe = "rloo_batch"\n[credit]\nstrategy = "agent"\n',
-            r"leave \[credit\] strategy and gamma out",
+            r"\[credit\] strategy, gamma: expected the defaults .*leave both out",
         ),
     ],
     ids=["nobody-rates", "groups", "spread", "batch", "alone", "running-mean", "strategy"],
@@ -61,7 +61,7 @@ HELD_OUT = 'tasks.eval_file = "tasks.jsonl"\n'
         (HELD_OUT, r"\[tasks\] eval_file: .* add \[agent\] and \[reward\], or leave \[tasks\] out"),
         (HELD_OUT + AGENT, r"\[tasks\] eval_file: .* add \[reward\], or leave"),
         (HELD_OUT + GRADER, r"\[tasks\] eval_file: .* add \[agent\], or leave"),
-        ("tasks.eval_every = 5\n" + AGENT + GRADER, r"held-out tasks alone: name their eval_file, or leave"),
+        ("tasks.eval_every = 5\n" + AGENT + GRADER, r"held-out tasks alone: set \[tasks\] eval_file, or leave"),
         (HELD_OUT + 'tasks.file = "tasks.jsonl"\n' + AGENT + GRADER, r"leave one .* out \(held-out .* may stay\)"),
         (HELD_OUT + "tasks.eval_samples = 2\n" + AGENT + GRADER, r"eval_samples = 2: greedy.*validation_temperature"),
         (AGENT + GRADER, ""),
@@ -92,8 +92,11 @@ def test_training_tasks_are_asked_for_where_they_are_trained_on(folder: Path) ->
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"tasks.eval_every": 5}, r"\[tasks\] eval_every and eval_samples.*name their eval_file"),
-        ({"tasks.eval_samples": 2}, r"\[tasks\] eval_every and eval_samples.*name their eval_file"),
+        ({"tasks.eval_every": 5}, r"\[tasks\] eval_every, eval_samples: expected .* got none; set \[tasks\] eval_file"),
+        (
+            {"tasks.eval_samples": 2},
+            r"\[tasks\] eval_every, eval_samples: expected .* got none; set \[tasks\] eval_file",
+        ),
         ({"tasks.eval_samples": 2, "tasks.eval_file": "tasks.jsonl"}, r"eval_samples = 2: greedy.*validation_temp"),
         (
             {"tasks.eval_every": 5, "tasks.eval_file": "tasks.jsonl", "trainer.keep_versions": 4},

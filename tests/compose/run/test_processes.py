@@ -12,7 +12,7 @@ import pytest
 from tests.compose.run.example_settings import CAPTURING, SETTINGS
 from tracegrad.compose.engine.config import EngineConfig
 from tracegrad.compose.run import serve
-from tracegrad.compose.run.pipeline import Part, prepare_run, specs
+from tracegrad.compose.run.pipeline import PipelinePart, prepare_run, specs
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.page.config import PageConfig
 from tracegrad.producers.llm_gateway.config import GRACE_S
@@ -32,7 +32,7 @@ def test_the_processes_of_a_training_run(tmp_path: Path) -> None:
     assert {name for name, spec in found.items() if spec.is_job} == {"trainer", "tasks"}
     assert {name for name, spec in found.items() if spec.is_ready} == {"kafka", "otlp", "llm"}
     assert found["kafka"].layer < found["engine"].layer < found["llm"].layer < found["runner"].layer
-    only = [spec.name for spec in specs(wiring, for_training=False, only=Part.CAPTURE)]
+    only = [spec.name for spec in specs(wiring, for_training=False, only=PipelinePart.CAPTURE)]
     assert only == ["kafka", "engine", "otlp", "llm", "page"]
     assert max(found.values(), key=lambda spec: spec.layer) is found["page"] and found["page"].is_spare
 
@@ -43,7 +43,7 @@ def test_a_run_on_captured_traffic_has_tasks_and_runner_where_something_is_held_
     without = Wiring(prepare_run(msgspec.structs.replace(CAPTURING, tasks=None), tmp_path / "without"))
     names, fewer = ([spec.name for spec in specs(one, for_training=False)] for one in (wiring, without))
     assert sorted(names) == sorted([*fewer, "runner", "tasks"])
-    for part in Part:
+    for part in PipelinePart:
         assert not {"runner", "tasks"} & {spec.name for spec in specs(wiring, for_training=False, only=part)}
     assert wiring.tasks().rewards_awaited == ("reward",)
     assert "/somewhere/eval.jsonl" in wiring.runner().hidden
