@@ -44,7 +44,7 @@ class Members:
         self._later: dict[int, set[int] | None] = {}
         """Index of a group -> its members; None: all of them."""
 
-    def add(self, group: GroupRef) -> bool:
+    def add_member(self, group: GroupRef) -> bool:
         """Adds the member that `group` names. False: it was there."""
         if group in self:
             return False
@@ -155,7 +155,7 @@ class Histories:
         is_news = history.fold(event)
         self._rollouts[rollout] = history
         if history.is_final:
-            final.add(event.group)
+            final.add_member(event.group)
             if not history.open_attempts:
                 del self._rollouts[rollout]
         return is_news

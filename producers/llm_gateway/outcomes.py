@@ -54,7 +54,7 @@ class AttemptCalls:
     def __init__(self) -> None:
         self._calls: list[_AttemptCall] = []
 
-    def add(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
+    def add_call(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
         """A call whose record was handed to the log."""
         self._calls.append(_AttemptCall(answer, _digest(prompt_ids), number))
 

@@ -187,7 +187,7 @@ class AttemptSession(Session):
         super().enter()
 
     def _add_call(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
-        self.calls.add(answer, prompt_ids, number)
+        self.calls.add_call(answer, prompt_ids, number)
 
     def _withdraw_call(self, answer: Answer) -> None:
         self.calls.withdraw(answer)

@@ -50,7 +50,7 @@ class Piece:
         """Each behind its resource and scope."""
         return self._items
 
-    def add(self, of_resource: Any, of_scope: Any, item: Any, *, head: int, size: int) -> None:
+    def add_item(self, of_resource: Any, of_scope: Any, item: Any, *, head: int, size: int) -> None:
         """Takes one item; `head` bytes wrap it, `size` are its own."""
         last = self._items[-1] if self._items else (None, None, None)
         self.num_bytes += size + head * ((last[0] is not of_resource) + (last[1] is not of_scope))
@@ -160,7 +160,7 @@ def split(
         if piece is None or piece.num_bytes + head + size > target_bytes:
             piece = growing[trace_id] = Piece(signal, trace_id)
             pieces.append(piece)
-        piece.add(of_resource, of_scope, item, head=head, size=size)
+        piece.add_item(of_resource, of_scope, item, head=head, size=size)
     return pieces, rejected
 
 

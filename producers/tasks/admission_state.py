@@ -116,7 +116,7 @@ class AdmissionState:
     def _fold_request(self, request: RolloutRequest) -> None:
         if request.purpose not in self.admitted or run_hash_of(request.rollout_id) != self._run_hash:
             return
-        if not self.admitted[request.purpose].add(request.group):
+        if not self.admitted[request.purpose].add_member(request.group):
             return
         rollout = OpenRollout(request, time.monotonic())
         if not self.histories.of(request).is_final:
@@ -147,7 +147,7 @@ class AdmissionState:
         group, rollout, seen = episode.group, episode.rollout_id, self._seen_final.get(episode.purpose)
         if group is None or rollout is None or seen is None or run_hash_of(rollout) != self._run_hash:
             return
-        if not episode.is_final or not seen.add(group):
+        if not episode.is_final or not seen.add_member(group):
             return
         self.awaited.pop(rollout, None)
         self.given_up.pop(rollout, None)
@@ -205,7 +205,7 @@ class AdmissionState:
     def _end_wait(self, groups: Collection[str]) -> None:
         """Credit may have closed a group without the member that nobody hears of."""
         for id_ in [id_ for id_, rollout in self.awaited.items() if rollout.request.group.id in groups]:
-            self._seen_final[Purpose.TRAIN].add(self.awaited.pop(id_).request.group)
+            self._seen_final[Purpose.TRAIN].add_member(self.awaited.pop(id_).request.group)
             self.given_up.pop(id_, None)
 
     def num_open(self, purpose: Purpose) -> int:

@@ -129,7 +129,7 @@ def test_members_remember_every_group_and_keep_few() -> None:
     random.Random(1).shuffle(places)
     for number, place in enumerate(places):
         assert place not in members
-        assert members.add(place) and not members.add(place)
+        assert members.add_member(place) and not members.add_member(place)
         assert all((other in members) == (where <= number) for where, other in enumerate(places))
         assert members.num_groups == len({other.index for other in places[: number + 1]})
     assert (len(members._later), members.incomplete(), members.missing(7, 2), members.missing(60, 2)) == (
@@ -138,7 +138,7 @@ def test_members_remember_every_group_and_keep_few() -> None:
         [],
         [0, 1],
     )
-    members.add(GroupRef(id="", size=3, member=1, index=61))
+    members.add_member(GroupRef(id="", size=3, member=1, index=61))
     assert (len(members._later), members.incomplete(), members.missing(61, 3)) == (1, [61], [0, 2])
     assert GroupRef(id="", size=1, member=0, index=-1) not in members
 

@@ -36,7 +36,7 @@ class LiveText:
         self._held = ""
         self._is_over = False
 
-    def add(self, ids: Iterable[int]) -> str:
+    def add_ids(self, ids: Iterable[int]) -> str:
         """What can be said since the last time."""
         text = self._held + "".join(piece for piece in map(self._step, ids) if piece)
         if self._is_over:
@@ -118,4 +118,4 @@ class LiveHearer:
 
     def hear(self, ids: list[int]) -> None:
         """See Hearer."""
-        self._live.say(self._started, self._text.add(ids))
+        self._live.say(self._started, self._text.add_ids(ids))

@@ -27,7 +27,7 @@ def step() -> Step:
 def heard(text: str, marks: tuple[str, ...]) -> list[str]:
     """What is told of a text after each of its ids."""
     live = LiveText(step, marks)
-    return [live.add([token]) for token in ToyTokenizer().encode(text, merge=False)]
+    return [live.add_ids([token]) for token in ToyTokenizer().encode(text, merge=False)]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_what_is_told_is_the_text_up_to_a_mark(text: str, marks: list[str]) -> N
 def test_another_try_begins_from_nothing() -> None:
     """No half character or mark of the answer before is left."""
     live = LiveText(step, ("ab",))
-    assert live.add(ToyTokenizer().encode("\u4f60a")[:2]) == ""
+    assert live.add_ids(ToyTokenizer().encode("\u4f60a")[:2]) == ""
     live.restart()
-    assert live.add(ToyTokenizer().encode("b")) == "b"
+    assert live.add_ids(ToyTokenizer().encode("b")) == "b"
 
 
 async def test_a_slow_reader_finds_the_text_joined() -> None:
