@@ -9,6 +9,7 @@ import pytest
 
 from tests.consumers.audit.small_run import RING
 from tests.producers.rewards.test_rewards_gateway import NAMES
+from tests.seeds import any_seed
 from tests.streams.assemble.test_feedback import said
 from tests.streams.make import Item, call, call_id, config
 from tests.streams.shells import STAGES, Shells
@@ -97,7 +98,7 @@ def raw_of(run: Shells, *, is_cleaned: bool) -> list[tuple[Topic, Record]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@any_seed
 def test_without_the_forged_records_a_replay_gives_equal_transitions(seed: int) -> None:
     """Byte for byte, each record of the run's own: forgers change nothing."""
     run = live(seed)
@@ -110,7 +111,7 @@ def test_without_the_forged_records_a_replay_gives_equal_transitions(seed: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@any_seed
 def test_credit_s_topics_give_again_what_the_run_wrote(seed: int) -> None:
     """The closes lie there, so that what was in time is so again."""
     run = live(seed)

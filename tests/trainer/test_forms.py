@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from tests.seeds import any_seed
 from tests.trainer.algorithm.test_literal_batch import batch_of
 from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
 from tests.trainer.toy_policy import ToyPolicy, learn
@@ -42,7 +43,7 @@ def sampled(groups: Any) -> Counter[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("seed", range(10))
+@any_seed
 def test_each_sampled_token_trains_once_in_a_record_that_is_well_formed(form: Rows, seed: int) -> None:
     """Random rollouts of one or two segments, some calls masked; the contract of `transitions` holds of each form."""
     groups = batch_of(seed)

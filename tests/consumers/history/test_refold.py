@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.consumers.history.source_run import SourceRun, interleaved, raw_of
+from tests.seeds import any_seed
 from tests.streams.assemble.test_feedback import said
 from tests.streams.assemble.test_interleavings import NAMES
 from tests.streams.assemble.test_interleavings import conversation as two_requests
@@ -60,7 +61,7 @@ def refolded(
     return made
 
 
-@pytest.mark.parametrize("seed", range(5))
+@any_seed
 def test_what_nobody_recorded_closes_by_counts_as_it_would_have(seed: int) -> None:
     """Of attempts of a runner, in any order across topics."""
     streams = Streams(CONFIG)
@@ -72,8 +73,8 @@ def test_what_nobody_recorded_closes_by_counts_as_it_would_have(seed: int) -> No
     assert made[Topic.TRANSITIONS] == streams.values(Topic.TRANSITIONS)
 
 
-@pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("name", NAMES)
+@any_seed
 def test_a_conversation_closes_again_with_what_it_closed_with(name: str, seed: int) -> None:
     """Two requests in two traces, which come in any order and between which an agent falls silent at any time: however
     many episodes the source made of them, the same come again, byte for byte, without a clock."""
@@ -86,7 +87,7 @@ def test_a_conversation_closes_again_with_what_it_closed_with(name: str, seed: i
     assert sorted(made[Topic.EPISODES]) == sorted(source.values(Topic.EPISODES))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@any_seed
 def test_feedback_counts_again_as_it_counted(seed: int) -> None:
     """In time, late, revised, before and behind the close of an episode: the same transitions in the same order."""
     random = Random(seed)
@@ -119,7 +120,7 @@ def attempt(number: int, group: str, member: int) -> list[Item]:
     return [one, closed(own, [one]), reward(own, 1.0), event(own, group=place, spans_exported=0)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@any_seed
 def test_a_group_that_closed_in_part_closes_so_again(seed: int) -> None:
     """Where the source, with less room, gave up its second member, which came later; in its place among the others."""
     source = SourceRun(config(max_open_groups=1))

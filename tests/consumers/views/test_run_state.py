@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import msgspec
-import pytest
 
 from tests.consumers.audit.small_run import records, small_run, step
 from tests.consumers.views.folding import fold_all, new_state
+from tests.seeds import any_seed
 from tests.streams.make import TOPICS, Streams, event, rollout
 from tests.versions import ack as acknowledged
 from tests.versions import held_out
@@ -36,7 +36,7 @@ def looks(state: RunState) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("seed", range(20))
+@any_seed
 def test_the_order_between_topics_does_not_matter(seed: int) -> None:
     """Each topic in order, interleaved at random; an episode that is read before its start leaves nothing open."""
     streams = small_run()
@@ -107,7 +107,7 @@ def test_steps_of_a_void_epoch_and_of_other_policies_are_left_out() -> None:
     assert [(kept.step, kept.epoch) for kept in state.steps] == [(1, 1), (2, 2)]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@any_seed
 def test_a_lost_group_is_one_given_up_three_times_without_an_episode(seed: int) -> None:
     """Counted by attempts, whatever the order and however often they are read; an episode that comes makes it none."""
     state = new_state()

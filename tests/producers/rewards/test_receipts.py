@@ -14,6 +14,7 @@ from tests.memory_log import MemoryLog
 from tests.producers.keys import KEY as RUN_KEY
 from tests.producers.keys import RUN_HASH
 from tests.producers.rewards.test_rewards_gateway import TOKEN, TOPICS, Door
+from tests.seeds import any_seed
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
 from tests.streams.credit.test_feedback_window import Run, second_request
@@ -160,7 +161,7 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@any_seed
 def test_receipts_agree_with_what_was_credited(seed: int) -> None:
     """Random lives of two episodes of a conversation and their ratings; read in any order among the topics."""
     draw = random.Random(seed)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import sys
 
-import pytest
-
+from tests.seeds import any_seed
 from tracegrad.schemas.log.ledger import Ledger, PartitionLedger
 from tracegrad.schemas.log.protocol import Position, TopicPartition
 
@@ -39,7 +38,7 @@ def _num_runs(offsets: set[int]) -> int:
     return sum(1 for offset in offsets if offset - 1 not in offsets)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@any_seed
 def test_ledger_equals_the_naive_model_under_random_histories(seed: int) -> None:
     """Deliveries with gaps and repeats, and acknowledgements in any order, doubled, or of unknown offsets."""
     rng = random.Random(seed)

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.seeds import any_seed
 from tracegrad.schemas.log.made_of import (
     MADE_OF_HEADER,
     MAX_BYTES,
@@ -48,7 +49,7 @@ def told(parts: Parts) -> MadeOf:
     return made
 
 
-@pytest.mark.parametrize("seed", range(20))
+@any_seed
 def test_ranges_are_a_set_in_any_order(seed: int) -> None:
     """Of single offsets and stretches, each any number of times; none touches the next."""
     random = Random(seed)

@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from tests.schemas.log.test_made_of import offsets
+from tests.seeds import any_seed
 from tests.streams.assemble.test_feedback import said
 from tests.streams.assemble.test_interleavings import IDLE_S, NAMES, Worker, drive, facts_of
 from tests.streams.assemble.test_interleavings import conversation as of_two_traces
@@ -153,7 +154,7 @@ def of_attempts() -> list[Record]:
     return run.log[Topic.EPISODE_EVENTS]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@any_seed
 def test_an_attempts_header_names_what_was_folded_and_nothing_late(seed: int) -> None:
     """Spans of others that nobody waits for may come before its close or after; each record twice, by chance."""
     random, facts, worker = Random(seed), of_attempts(), Worker()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.seeds import any_seed
 from tests.streams.assemble.test_links import captured, close, episodes, llm, markers, streams
 from tests.streams.make import Item, agent_span, otlp, span, tool_span
 from tracegrad.schemas.ids import conversation_key, new_call, new_tool_call
@@ -147,7 +148,7 @@ def test_a_hundred_and_thirty_keys_come_to_one_trace(is_spans_first: bool) -> No
     assert (len(episode.calls), episode.are_links_cut) == (130, False)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@any_seed
 def test_of_too_many_links_the_same_are_kept_in_any_order(seed: int) -> None:
     """And that there were more is told, however often they come."""
     named = [

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from tests.seeds import any_seed
 from tests.trainer.algorithm import literal_advantages
 from tests.trainer.algorithm.reading import FILES, Case, cases, close
 from tracegrad.trainer.algorithm.gae import explained_variance, generalised, value_losses
@@ -44,7 +45,7 @@ def test_lambda_zero_of_perfect_values_is_nothing() -> None:
     assert generalised(rewards, values, 0.5, 0.9) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("seed", range(50))
+@any_seed
 def test_is_the_literal_sum(seed: int) -> None:
     """Any numbers."""
     rng = random.Random(seed)

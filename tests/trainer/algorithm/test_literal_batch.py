@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from tests.seeds import any_seed
 from tests.trainer.algorithm import literal
 from tests.trainer.algorithm.literal_batch import Policies, tokens_of_batch
 from tests.trainer.algorithm.test_references import drawn_axes, recipe_of
@@ -130,7 +131,7 @@ def drawn_credit(rng: random.Random) -> Axes:
     return credit
 
 
-@pytest.mark.parametrize("seed", range(200))
+@any_seed
 def test_random_recipes_on_random_batches(seed: int) -> None:
     """A point on every axis, from groups to the gradient."""
     rng = random.Random(seed)

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor
 
+from tests.seeds import any_seed
 from tests.trainer.algorithm import literal
 from tests.trainer.algorithm.literal import Token
 from tests.trainer.algorithm.reading import FILES, Case, cases, close, tokens_of
@@ -228,7 +229,7 @@ def drawn_axes(rng: random.Random) -> Case:
     return axes
 
 
-@pytest.mark.parametrize("seed", range(200))
+@any_seed
 def test_random_recipes_are_the_literal_form(seed: int) -> None:
     """A random point on every axis, on a random batch."""
     rng = random.Random(seed)

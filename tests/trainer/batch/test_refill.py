@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.seeds import any_seed
 from tests.trainer.batch.test_batches import gid, open_batch
 from tests.trainer.material import group_bytes, segment, summary, turn
 from tests.versions import RUN
@@ -45,7 +46,7 @@ def record_of(kind: str, index: int) -> bytes | None:
 
 
 @pytest.mark.parametrize("refill", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(20))
+@any_seed
 def test_a_batch_ends_with_the_gth_group_that_has_spread_or_at_the_limit(seed: int, refill: int) -> None:
     """Whatever lies between, and again and again: all distinct groups are consumed, those with spread train, those
     without are given back in their order; read again, it is the same batch. With refill 1 each group counts.
