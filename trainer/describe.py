@@ -161,27 +161,15 @@ def describe_step(
 
 
 def step_line(record: TrainingStep) -> str:
-    """One wide line for the log: ids, counts, durations; no payload."""
-    told = asdict(record) | {
-        **{name: _told(getattr(record, name)) for name in ("reward", "reward_std", "entropy")},
+    """One wide line for the log: ids, counts, durations, by their names in the record; no payload."""
+    told = {name: value for name, value in asdict(record).items() if isinstance(value, int | float | str)} | {
         "groups": len(record.group_ids),
         "excluded": sorted(set(record.excluded_ids.values())),
-        "speed": record.num_tokens / (record.seconds.get("forward_backward") or math.inf),
+        "tokens_s": record.num_tokens / (record.seconds.get("forward_backward") or math.inf),
         "seconds": {phase: round(value, 3) for phase, value in record.seconds.items()},
-        "critic": "" if record.explained_variance is None else f" explained_variance={record.explained_variance:.3f}",
-        "skipped": f" skipped={record.skipped}" if record.skipped else "",
     }
-    return (
-        "step={step} version={version} epoch={epoch} reward={reward} std={reward_std} groups={groups} "
-        "excluded={excluded} tokens={num_tokens} rows={num_rows} tokens_s={speed:.0f} loss={loss:.5f} "
-        "grad_norm={grad_norm:.3f} entropy={entropy} kl={kl_sampler:.1e} ess={ess:.3f} clipped={clip_fraction:.3f} "
-        "bounded={num_bounded_tokens} staleness={staleness_mean:.2f} logprob_error={logprob_error_max:.1e} "
-        "seconds={seconds}{critic}{skipped}"
-    ).format_map(told)
-
-
-def _told(figure: float | None) -> str:
-    return "none" if figure is None else f"{figure:.3f}"
+    words = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in told.items()}
+    return " ".join(f"{name}={value}" for name, value in words.items())
 
 
 def describe_advantages(

@@ -41,12 +41,10 @@ from .batch.rows import TrainingRow, updates
 from .config import AlarmsConfig, Waits
 from .describe import describe_advantages, describe_step, step_line
 from .learner import STOPPED
-from .step_figures import diverged, warn_of_mismatch
+from .step_figures import diverged, show_start, show_step, warn_of_mismatch
 from .store.checkpoint import CheckpointState
-from .store.rollback import Rollbacks
-from .store.store import Store
+from .store.store import Rollbacks, Store
 from .store.work_marks import WorkMarks
-from .tell import tell_start, tell_step
 
 __all__ = ["Trainer"]
 
@@ -74,7 +72,7 @@ class Trainer:
         self.config, self.learner, self.source = versions.config, versions.learner, versions.source
         self.policy_log = versions.policy_log
         self._recent = deque(self.past_steps, maxlen=NUM_STEPS)
-        tell_start(self.metrics, self._recent, max_staleness=self.config.max_staleness)
+        show_start(self.metrics, self._recent, max_staleness=self.config.max_staleness)
         self.source.observe(self.state)
 
     @property
@@ -113,7 +111,7 @@ class Trainer:
             return  # nothing is consumed: the next start takes the same step
         version, num_unpublished = self.store.versions.after(batch, is_updated=result.is_updated)
         if not result.is_updated:
-            batch, rows = batch.as_untrained(result.skipped), []
+            batch, rows = batch.without(batch.group_ids, result.skipped), []
         record = describe_step(
             before,
             version=version,
@@ -170,7 +168,7 @@ class Trainer:
             self.rollbacks.look()
 
     def _say(self, record: TrainingStep, before: int) -> None:
-        tell_step(self.metrics, record)
+        show_step(self.metrics, record)
         _log.info("%s", step_line(record))
         # Of concatenated rows it is their contexts that differ.
         if self.recipe.rows != "concatenated":

@@ -33,10 +33,9 @@ from .loop import Trainer
 from .source import BatchReader, LiveSource, Source
 from .store.checkpoint import Checkpoints
 from .store.policy_log import PolicyLog
+from .store.publish import Versions
 from .store.resume import begin, resume
-from .store.rollback import Rollbacks
-from .store.store import Store
-from .store.versions import Versions
+from .store.store import Rollbacks, Store
 from .store.work_marks import WorkMarks
 
 __all__ = ["run"]

@@ -1,7 +1,9 @@
-"""What is watched while a batch trains: sums over its trained tokens, made of what the loss needs anyway.
+"""What is watched while a batch trains: sums over its trained tokens, made of what the loss needs anyway; and what the
+last step says of the run, as metrics: counters of this process, and gauges that a restart does not lose.
 
-In: each micro-batch with its logprobs and loss terms. Out: fields of StepResult. No forward pass and no gradient of its
-own; no figure is ever NaN or infinite. Tensor suffix: N trained tokens of a micro-batch.
+In: each micro-batch with its logprobs and loss terms; records of `training_steps`. Out: fields of StepResult; series of
+the trainer's Metrics. No forward pass and no gradient of its own; no figure is ever NaN or infinite, and one that the
+step does not have is shown by none, not by an old one. Tensor suffix: N trained tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -17,13 +19,37 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from tracegrad.schemas.errors import DivergedError
+from tracegrad.schemas.metrics import (
+    ALARMS_HOLDING,
+    CLIPPED,
+    EFFECTIVE_SAMPLE,
+    ENTROPY,
+    GRADIENT_NORM,
+    GROUPS_EXCLUDED,
+    GROUPS_TRAINED,
+    LAST_STEP,
+    LOGPROB_ERROR,
+    REWARD,
+    REWARD_DEVIATION,
+    RULE_REWARD,
+    STALENESS,
+    STALENESS_BOUND,
+    STALENESS_GREATEST,
+    STEP_SECONDS,
+    STEPS,
+    TOKENS_TRAINED,
+    TRAINING_STEP,
+    VERSION,
+    Gauge,
+    Metrics,
+)
 from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND, StepResult, TrainingStep
 
 from .algorithm.form import TokenLoss
 from .algorithm.level import clamped
 from .batch.packing import MicroBatch
 
-__all__ = ["StepFigures", "diverged", "result_of", "skipped_as", "warn_of_mismatch"]
+__all__ = ["StepFigures", "diverged", "result_of", "show_start", "show_step", "skipped_as", "warn_of_mismatch"]
 
 _log = logging.getLogger(__name__)
 _COARSE_LOGPROB_ERROR_WARN = 1.0
@@ -125,3 +151,51 @@ def warn_of_mismatch(record: TrainingStep, version: int, dtype: str) -> None:
             record.logprob_error_max,
             record.num_checked_tokens,
         )
+
+
+def show_start(metrics: Metrics, past: Sequence[TrainingStep], *, max_staleness: int) -> None:
+    """A process begins, or goes on after these steps."""
+    metrics.set(STALENESS_BOUND, max_staleness)
+    if past:
+        _show_standing(metrics, past[-1])
+
+
+def show_step(metrics: Metrics, record: TrainingStep) -> None:
+    """One more batch was concluded."""
+    metrics.add(STEPS)
+    metrics.add(GROUPS_TRAINED, num=len(record.group_ids))
+    for reason in record.excluded_ids.values():
+        metrics.add(GROUPS_EXCLUDED, reason)
+    metrics.add(TOKENS_TRAINED, num=record.num_tokens)
+    for phase, seconds in record.seconds.items():
+        metrics.add(STEP_SECONDS, phase, num=seconds)
+    _show_standing(metrics, record)
+
+
+def _show_standing(metrics: Metrics, record: TrainingStep) -> None:
+    """How the run stands after its last batch, which an earlier process may have concluded."""
+    figures: dict[Gauge, float | None] = {
+        TRAINING_STEP: record.step,
+        LAST_STEP: record.ended_at_ms / 1000,
+        VERSION: record.version,
+        REWARD: record.reward,
+        REWARD_DEVIATION: record.reward_std,
+        STALENESS: record.staleness_mean,
+        STALENESS_GREATEST: record.staleness_max,
+        ENTROPY: record.entropy,
+        GRADIENT_NORM: record.grad_norm,
+        EFFECTIVE_SAMPLE: record.ess,
+        CLIPPED: record.clip_fraction,
+        LOGPROB_ERROR: record.logprob_error_max,
+    }
+    for gauge, value in figures.items():
+        if value is None:
+            metrics.clear(gauge)
+        else:
+            metrics.set(gauge, value)
+    for gauge in (RULE_REWARD, ALARMS_HOLDING):
+        metrics.clear(gauge)
+    for rule, paid in record.reward_parts.items():
+        metrics.set(RULE_REWARD, paid, rule)
+    for alarm in record.alarms:
+        metrics.set(ALARMS_HOLDING, 1, alarm)

@@ -65,7 +65,8 @@ class EngineLoad:
         try:
             found = self._read(self._fetch("/metrics"))
             if self._slots is None:
-                self._slots = _slots(self._fetch("/server_info?config_format=json"))
+                told: Any = msgspec.json.decode(self._fetch("/server_info?config_format=json"))
+                self._slots = int(told["vllm_config"]["scheduler_config"]["max_num_seqs"])
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             self._metrics.add(ENGINE_LOOKS_FAILED)
             self._slots = self._tokens = None
@@ -98,8 +99,3 @@ class EngineLoad:
                 if len(body) > _MAX_BYTES:
                     raise ValueError(f"expected at most {_MAX_BYTES} bytes of {path}, got more")
             return body
-
-
-def _slots(body: bytes) -> int:
-    told: Any = msgspec.json.decode(body)
-    return int(told["vllm_config"]["scheduler_config"]["max_num_seqs"])

@@ -56,7 +56,7 @@ from tracegrad.schemas.records.weights import (
 )
 from tracegrad.schemas.topics import Topic, Topics
 
-from .engine_control import EngineControl, EngineStatus, VllmControl
+from .engine_control import EngineControl, VllmControl
 from .load import EngineLoad
 
 __all__ = ["WeightSync", "WeightSyncHandles", "run", "verify_version"]
@@ -109,7 +109,6 @@ class WeightSync:
         self._load_s = 0.0
         self._loaded = ""
         """The label of what was loaded and not resumed yet: it is acknowledged first."""
-        self._was_stuck = False
 
     def fold(self, records: Iterable[Record]) -> None:
         """Takes the next records of `weights`. Never raises for a bad one."""
@@ -143,7 +142,6 @@ class WeightSync:
                 self.control.resume()
                 self._loaded = ""
             return
-        self._say_stuck(status, candidates[0])
 
     def _load(self, manifest: VersionManifest) -> None:
         if manifest.kind not in self.control.kinds:
@@ -166,7 +164,6 @@ class WeightSync:
         if self._served is not None and manifest.version > self._served.version + 1:
             self.metrics.add(VERSIONS_SKIPPED, num=manifest.version - self._served.version - 1)
         self._served = manifest
-        self._was_stuck = False
         engine, load_s = self.handles.engine_id, self._load_s
         _logger.info("engine %s loaded %s of policy %s after %.3f s", engine, manifest.label, manifest.policy, load_s)
 
@@ -182,13 +179,6 @@ class WeightSync:
         self._refused_until[manifest.label] = now + self.retry_refused_s
         self.metrics.add(VERSIONS_REFUSED, error.reason)
         _logger.error("version %s of policy %s is not served: %s", manifest.label, manifest.policy, error)
-
-    def _say_stuck(self, status: EngineStatus, newest: VersionManifest) -> None:
-        if not self._was_stuck:
-            self._was_stuck = True
-            engine = f"engine {self.handles.engine_id} (label {status.label}, paused {status.is_paused})"
-            told = "%s: no version up to %s can be served; trying again every %g s"
-            _logger.error(told, engine, newest.label, self.retry_refused_s)
 
     def _acknowledge(self, manifest: VersionManifest) -> None:
         if manifest.label == self._acknowledged:

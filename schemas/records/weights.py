@@ -105,6 +105,7 @@ class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
     next_offset: int
     """The first offset of `transitions` that it has not consumed."""
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    """Of records of older releases: figures of the step, which `training_steps` has."""
     at_ms: int = 0
 
 

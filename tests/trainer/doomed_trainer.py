@@ -24,7 +24,7 @@ from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.run import run
 from tracegrad.trainer.source import LiveSource
-from tracegrad.trainer.store import checkpoint, publish, rollback, versions
+from tracegrad.trainer.store import checkpoint, publish, store
 
 SEAMS: dict[str, tuple[Any, str, bool]] = {
     "before the step": (loop.Trainer, "_learn", True),
@@ -32,12 +32,12 @@ SEAMS: dict[str, tuple[Any, str, bool]] = {
     "inside an update": (optimiser.Optimiser, "step", False),
     "after the step": (loop.Trainer, "_learn", False),
     "half-written checkpoint": (checkpoint, "save_file", False),
-    "between checkpoint and publish": (versions.Versions, "publish", True),
+    "between checkpoint and publish": (publish.Versions, "publish", True),
     "half-written version": (publish.Publisher, "_copy_base", False),
-    "between manifest and training_step": (versions.Versions, "publish", False),
-    "before a rollback is asked for": (rollback.Rollbacks, "ask_where_worse", True),
-    "before a rollback": (rollback.Rollbacks, "_roll_back", True),
-    "after a rollback": (rollback.Rollbacks, "_roll_back", False),
+    "between manifest and training_step": (publish.Versions, "publish", False),
+    "before a rollback is asked for": (store.Rollbacks, "ask_where_worse", True),
+    "before a rollback": (store.Rollbacks, "_roll_back", True),
+    "after a rollback": (store.Rollbacks, "_roll_back", False),
     "before groups are given back": (LiveSource, "_give_back", True),
     "after groups were given back": (LiveSource, "_give_back", False),
 }

@@ -25,7 +25,7 @@ from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.versions import parse_label
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.trainer.store.policy_log import PolicyLog
-from tracegrad.trainer.store.versions import Versions
+from tracegrad.trainer.store.publish import Versions
 
 pytestmark = pytest.mark.torch
 

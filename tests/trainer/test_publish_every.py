@@ -37,8 +37,8 @@ from tests.trainer.run_loop import (
 from tests.versions import label
 from tracegrad.schemas.records.training import surviving_steps
 from tracegrad.trainer import loop
+from tracegrad.trainer.store.publish import Versions
 from tracegrad.trainer.store.store import Store
-from tracegrad.trainer.store.versions import Versions
 
 pytestmark = pytest.mark.torch
 

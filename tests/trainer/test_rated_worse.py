@@ -40,8 +40,8 @@ from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfi
 from tracegrad.trainer.history.config import History, ReplayConfig
 from tracegrad.trainer.run import run
 from tracegrad.trainer.store.policy_log import PolicyLog
-from tracegrad.trainer.store.rollback import Rollbacks
-from tracegrad.trainer.store.versions import Versions
+from tracegrad.trainer.store.publish import Versions
+from tracegrad.trainer.store.store import Rollbacks
 
 pytestmark = pytest.mark.torch
 

@@ -32,7 +32,7 @@ from tracegrad.producers.tasks.admission_state import AdmissionState
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, surviving_steps
 from tracegrad.trainer import loop
 from tracegrad.trainer.source import LiveSource
-from tracegrad.trainer.store.versions import Versions
+from tracegrad.trainer.store.publish import Versions
 
 pytestmark = pytest.mark.torch
 

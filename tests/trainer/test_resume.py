@@ -42,8 +42,7 @@ from tracegrad.trainer import loop
 from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.batch.batches import TransitionsReader
 from tracegrad.trainer.model.policy import Policy
-from tracegrad.trainer.store.publish import Publisher
-from tracegrad.trainer.store.versions import Versions
+from tracegrad.trainer.store.publish import Publisher, Versions
 
 pytestmark = pytest.mark.torch
 

@@ -22,14 +22,14 @@ from tracegrad.schemas.metrics import (
     VERSION,
     Metrics,
 )
-from tracegrad.trainer.tell import tell_step
+from tracegrad.trainer.step_figures import show_step
 
 
 def test_counters_add_up_and_gauges_are_the_last_steps() -> None:
     """Of a recorded run, and what its alarms were is gone where they do not hold."""
     metrics, steps = Metrics(), recorded_steps("collapse-0")
     for record in steps:
-        tell_step(metrics, record)
+        show_step(metrics, record)
         assert {*metrics.series().get(ALARMS_HOLDING, {})} == {(alarm,) for alarm in record.alarms}
     assert metrics.value(STEPS) == len(steps)
     assert metrics.value(TOKENS_TRAINED) == sum(record.num_tokens for record in steps)
@@ -41,8 +41,8 @@ def test_counters_add_up_and_gauges_are_the_last_steps() -> None:
 def test_a_figure_that_a_batch_lacks_is_not_that_of_the_batch_before() -> None:
     """A batch without any score shows no reward."""
     metrics, step = Metrics(), recorded_steps("clean-0")[0]
-    tell_step(metrics, step)
-    tell_step(metrics, msgspec.structs.replace(step, reward=None))
+    show_step(metrics, step)
+    show_step(metrics, msgspec.structs.replace(step, reward=None))
     assert REWARD not in metrics.series() and metrics.value(STEPS) == 2
 
 

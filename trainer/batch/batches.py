@@ -61,10 +61,6 @@ class Batch:
     read_s: float = 0.0
     """Seconds spent on judging its records."""
 
-    def as_untrained(self, reason: str) -> Batch:
-        """The same interval where no step was taken: what could have trained is excluded with the step's reason."""
-        return self.without(self.group_ids, reason)
-
     def without(self, group_ids: Collection[str], reason: str) -> Batch:
         """The same interval, where some of the groups are excluded after all."""
         gone = tuple(group for group in self.groups if group.summary.group_id in group_ids)

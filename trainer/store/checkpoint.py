@@ -30,7 +30,7 @@ from torch import Tensor
 from tracegrad.schemas.beat import busy, units
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
 from tracegrad.schemas.records.weights import WeightFile
 
 from ..rating_drop import VersionRatings
@@ -103,16 +103,6 @@ class Progress:
         """To the state with these changes, which no checkpoint holds yet."""
         self.state = msgspec.structs.replace(self.state, **changes)
         self.is_saved = False
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """For the manifest: a few figures of the newest step."""
-        if self.training_step is None:
-            return {}
-        step = TRAINING_STEPS.decode(self.training_step)
-        assert isinstance(step, TrainingStep)
-        figures = {"loss": step.loss, "grad_norm": step.grad_norm, "logprob_error_max": step.logprob_error_max}
-        return figures if step.reward is None else figures | {"reward": step.reward}
 
 
 class Checkpoints:

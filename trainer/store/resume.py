@@ -18,8 +18,7 @@ from ..config import TrainerHandles
 from ..learner import Learner
 from .checkpoint import Checkpoints, CheckpointState, Progress
 from .policy_log import PolicyLog
-from .rollback import Rollbacks
-from .store import Store
+from .store import Rollbacks, Store
 
 __all__ = ["begin", "resume"]
 

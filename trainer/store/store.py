@@ -1,4 +1,4 @@
-"""A batch is concluded: checkpoint, version, record, in this order.
+"""A batch is concluded: checkpoint, version, record, in this order; and a rollback: old content under a new number.
 
     checkpoint   every `checkpoint_every` steps, unless it ends with undecodable records: dead letters, then one rename
     version      where the step led to one: `[publish] every` updates, the last batch, or as a replay has it
@@ -7,26 +7,33 @@
 What the trainer before had not done when it ended: resume.py. Invariant: what was consumed, the weights and the offset
 are one checkpoint, so no group is trained twice or skipped. The record's `checkpoint` and `publish` seconds are those
 of the step before, so that a missing one can be emitted again byte for byte.
+A rollback is asked for on `weights`, by the ratings of a step, or by the history that is repeated. Versions only grow;
+the optimiser's moments belong to other weights. A request whose version is gone is refused in the log, and done.
 On failure: FencedError, ConfigurationError, UnavailableError, OSError; the next start resumes.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.weights import RollbackRequest
 
 from ..batch.batches import Batch
 from ..batch.groups import Verdict
-from ..rating_drop import scores_of, watched
+from ..rating_drop import begun_anew, scores_of, watched
 from .checkpoint import Checkpoints, CheckpointState
-from .versions import Versions
+from .publish import Versions
 
-__all__ = ["Store"]
+__all__ = ["Rollbacks", "Store"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -89,3 +96,66 @@ class Store:
         self.versions.policy_log.dead_letter(self._dead)
         self._dead.clear()
         self.checkpoints.save(self.progress, self.versions.learner.tensors())
+
+
+@dataclass
+class Rollbacks:
+    """One policy's, by the trainer that claimed it; one thread."""
+
+    store: Store
+
+    def __post_init__(self) -> None:
+        self.versions, self.policy_log = self.store.versions, self.store.versions.policy_log
+
+    def look(self) -> None:
+        """Stops (FencedError) when another trainer owns the policy; does what people asked for."""
+        self.policy_log.look()
+        while (found := self.policy_log.next_request(self.store.state.weights_offset)) is not None:
+            self._roll_back(*found)
+
+    def ask_where_worse(self, record: TrainingStep) -> None:
+        """As if a person had asked for it after this step; once, for the request is named after the step."""
+        worse, request_id = record.rated_worse, f"rated-worse-at-step-{record.step}"
+        if worse is None:
+            return
+        if not self.policy_log.lineage.is_requested(request_id):
+            _log.warning("step %d: %s", record.step, worse.text)
+            self.policy_log.announce(
+                RollbackRequest(
+                    policy=record.policy,
+                    run=record.run,
+                    request_id=request_id,
+                    to_version=worse.before.to_version,
+                    requested_by=f"trainer, step {record.step}: {worse.text}",
+                    at_ms=record.ended_at_ms,
+                )
+            )
+        self.look()
+
+    def go_back(self, to_version: int) -> None:
+        """A rollback of the history that is repeated. Raises OSError when the version's folder is gone."""
+        self.versions.recall(to_version)
+        self._go_on_from(to_version, rollbacks=self.store.state.rollbacks + 1)
+
+    def _roll_back(self, offset: int, request: RollbackRequest) -> None:
+        progress = self.store.progress
+        progress.state = msgspec.structs.replace(progress.state, weights_offset=offset + 1)
+        try:
+            self.versions.recall(request.to_version)
+        except (OSError, ValueError) as error:
+            _log.warning("rollback to version %d refused: %s", request.to_version, str(error)[:300])
+            # Or what called for it would at each step.
+            ratings = begun_anew(progress.state.ratings, progress.state.version)
+            progress.state = msgspec.structs.replace(progress.state, ratings=ratings)
+            return
+        self._go_on_from(request.to_version)
+
+    def _go_on_from(self, to_version: int, **changes: Any) -> None:
+        version = self.versions.next_number()
+        ratings = begun_anew(self.store.state.ratings, version)
+        self.store.progress.advance(
+            version=version, base_version=to_version, num_unpublished=0, ratings=ratings, **changes
+        )
+        self.store.save()
+        self.versions.publish()
+        _log.info("rolled back: version %d has the content of version %d", version, to_version)

@@ -14,7 +14,7 @@ from tests.recorded import recorded_steps
 from tracegrad.schemas import metrics as m
 from tracegrad.schemas.alarms import alarms_of
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.trainer.tell import tell_start, tell_step
+from tracegrad.trainer.step_figures import show_start, show_step
 
 pytestmark = pytest.mark.slow
 
@@ -47,10 +47,10 @@ def recorded(name: str) -> Series:
     """What a trainer showed, had it concluded one batch a minute."""
     metrics, steps = Metrics(), recorded_steps(name)
     series = {UP: ["1"] * len(steps)}
-    tell_start(metrics, [], max_staleness=8)
+    show_start(metrics, [], max_staleness=8)
     for minute, step in enumerate(steps):
         alarms = alarms_of(steps[: minute + 1])
-        tell_step(metrics, msgspec.structs.replace(step, ended_at_ms=60_000 * minute, alarms=alarms))
+        show_step(metrics, msgspec.structs.replace(step, ended_at_ms=60_000 * minute, alarms=alarms))
         sample(series, metrics, minute, process="trainer")
     return series
 

@@ -232,7 +232,7 @@ def test_engine_stays_paused_while_no_version_can_be_served(bench: Bench, caplog
     bench.look()
     bench.look()
     assert bench.engine.is_paused
-    assert caplog.text.count("can be served") == 1
+    assert caplog.text.count(f"version {label(1)} of policy policy is not served") == 1
     bench.now += bench.sync.retry_refused_s + 1
     bench.look()
     assert (bench.engine.label, bench.engine.is_paused) == (label(1), False)

@@ -148,7 +148,7 @@ def test_what_a_batch_consumes_is_in_the_order_of_its_records() -> None:
     values = [group_bytes(0, version=3), group_bytes(1, version=0), group_bytes(2, version=3)]
     batch = batch_of(values, num_groups=3, version=3)
     assert (batch.group_ids, batch.excluded) == ((gid(0), gid(2)), {gid(1): "stale"})
-    assert batch.consumed == batch.as_untrained("no_advantage").consumed == (gid(0), gid(1), gid(2))
+    assert batch.consumed == batch.without(batch.group_ids, "no_advantage").consumed == (gid(0), gid(1), gid(2))
 
 
 def test_the_hash_tells_what_selection_left_out() -> None:

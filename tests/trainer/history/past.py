@@ -27,7 +27,7 @@ from tests.versions import OTHER_RUN, RUN
 from tracegrad.schemas.records.transitions import encode_group, group_id_of
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.history.config import History, ReplayConfig
-from tracegrad.trainer.store.versions import Versions
+from tracegrad.trainer.store.publish import Versions
 
 __all__ = ["SOURCE", "Settings", "kill_at", "log_of", "replay_of", "train_source", "write_record"]
 

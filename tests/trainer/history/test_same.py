@@ -39,8 +39,8 @@ from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.trainer import loop
 from tracegrad.trainer.backends.single import SingleLearner
 from tracegrad.trainer.model.policy import Policy
-from tracegrad.trainer.store.rollback import Rollbacks
-from tracegrad.trainer.store.versions import Versions
+from tracegrad.trainer.store.publish import Versions
+from tracegrad.trainer.store.store import Rollbacks
 
 pytestmark = pytest.mark.torch
 

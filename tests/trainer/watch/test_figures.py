@@ -167,7 +167,7 @@ def test_entropy_is_the_samplers_by_turn() -> None:
     assert step.entropy == pytest.approx(8 / 5)
     assert step.entropy_by_turn == pytest.approx({"0": 1.0, "15": 2.0})
     assert (step.length_mean, step.length_max) == (5.0, 5)
-    assert "entropy=1.600" in step_line(step)
+    assert "entropy=1.6 " in step_line(step)
 
 
 def test_calls_and_members_that_are_left_out_are_counted_by_why() -> None:
