@@ -21,17 +21,6 @@ from .reasons import Reason, row_of
 from .records.episodes import Episode, why_excluded
 from .records.training import TrainingStep
 
-__all__ = [
-    "ALARMS",
-    "NOTHING_TRAINS",
-    "NUM_STEPS",
-    "MemberOutcome",
-    "UntrainedGroups",
-    "alarm_text",
-    "alarms_of",
-    "untrained_text",
-]
-
 NOTHING_TRAINS = "nothing_trains"
 IN_A_ROW = 3
 """Steps without a trained token, or so many steps' closed groups: one batch may be odd."""

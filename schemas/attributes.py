@@ -8,33 +8,6 @@ compares.
 
 from __future__ import annotations
 
-__all__ = [
-    "AGENTLIGHTNING_ATTEMPT_ID",
-    "AGENTLIGHTNING_ROLLOUT_ID",
-    "ATTEMPT_ID",
-    "ATTEMPT_KEYS",
-    "CONVERSATION_HEADER",
-    "CONVERSATION_ID",
-    "CONVERSATION_KEYS",
-    "COUNTED_SPAN",
-    "ERROR_TYPE",
-    "GEN_AI_AGENT_NAME",
-    "GEN_AI_CONVERSATION_ID",
-    "GEN_AI_INPUT_MESSAGES",
-    "GEN_AI_OPERATION_NAME",
-    "GEN_AI_OUTPUT_MESSAGES",
-    "GEN_AI_RESPONSE_ID",
-    "GEN_AI_TOOL_CALL_ID",
-    "GEN_AI_TOOL_NAME",
-    "GEN_AI_TOOL_RESULT",
-    "PROVED_BY",
-    "RECORD_HEADER",
-    "ROLLOUT_ID",
-    "ROLLOUT_KEYS",
-    "SERVICE_NAME",
-    "SESSION_ID",
-]
-
 ROLLOUT_ID = "rollout.id"
 """Of a resource or a span, and in baggage: the rollout, 28 hex."""
 ATTEMPT_ID = "attempt.id"

@@ -23,8 +23,6 @@ from typing import NamedTuple, TypeVar
 
 from .errors import UnavailableError
 
-__all__ = ["FIRST_S", "START_S", "WITHIN_S", "Beat", "acknowledged", "beat", "busy", "kept", "units", "waiting"]
-
 WITHIN_S = 45.0
 """The next beat comes within this, unless the last one says otherwise: no wait for a broker goes on for more than 30 s
 without one, and a process that is stopped for 10 s meanwhile must be in time."""

@@ -23,24 +23,6 @@ from typing import NewType
 
 from .ids import RunHash
 
-__all__ = [
-    "ATTEMPT_PREFIX",
-    "Holder",
-    "attempt_holder",
-    "bearer",
-    "claimed_attempt",
-    "credential",
-    "engine_holder",
-    "feedback_holder",
-    "is_host",
-    "masked",
-    "may_claim",
-    "new_host",
-    "page_holder",
-    "proved_holder",
-    "runner_holder",
-]
-
 Holder = NewType("Holder", str)
 
 ATTEMPT_PREFIX = "rt-"

@@ -25,28 +25,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "AWAY_EXIT_STATUS",
-    "DIVERGED_EXIT_STATUS",
-    "FATAL_EXIT_STATUS",
-    "ConfigurationError",
-    "DivergedError",
-    "EngineRefusal",
-    "FatalError",
-    "FencedError",
-    "IdentityError",
-    "LogGapError",
-    "OverloadedError",
-    "ProofError",
-    "RecordError",
-    "RequestError",
-    "SessionError",
-    "TracegradError",
-    "UnavailableError",
-    "UndecodableError",
-    "UnreadableError",
-]
-
 FATAL_EXIT_STATUS = 78
 """EX_CONFIG of sysexits.h: a restart would fail in the same way, so the supervisor must not try."""
 

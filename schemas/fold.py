@@ -17,8 +17,6 @@ import msgspec
 from .log.protocol import Headers, Position, Record
 from .topics import Stage, Topic
 
-__all__ = ["Emission", "Fold", "Output"]
-
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """One record to append."""

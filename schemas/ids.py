@@ -29,47 +29,6 @@ from collections.abc import Callable, Container
 from enum import StrEnum
 from typing import NewType
 
-__all__ = [
-    "CALL_ID",
-    "GIVEN_UP_ATTEMPT",
-    "TOOL_CALL_ID",
-    "AttemptId",
-    "CallId",
-    "EpisodeId",
-    "GroupId",
-    "RolloutId",
-    "RunHash",
-    "RunName",
-    "TraceId",
-    "WirePrefix",
-    "attempt_of",
-    "canonical_call",
-    "conversation_key",
-    "episode_id",
-    "group_id",
-    "is_lightning",
-    "is_rollout",
-    "key_in",
-    "key_of",
-    "new_attempt",
-    "new_call",
-    "new_tool_call",
-    "next_tool_call",
-    "parse_attempt_id",
-    "parse_rollout_id",
-    "parse_run_hash",
-    "parse_run_name",
-    "parse_trace_id",
-    "rollout_id",
-    "run_hash",
-    "run_hash_of",
-    "share_answer",
-    "split_episode_id",
-    "stretch_id",
-    "waiting_id",
-    "wire_id",
-]
-
 RunName = NewType("RunName", str)
 RunHash = NewType("RunHash", str)
 GroupId = NewType("GroupId", str)

@@ -9,18 +9,6 @@ from __future__ import annotations
 from .ids import key_of
 from .log.protocol import Record
 
-__all__ = [
-    "closed_key",
-    "engine_key",
-    "episode_key",
-    "group_key",
-    "original_key",
-    "policy_key",
-    "process_key",
-    "rollout_key",
-    "trace_key",
-]
-
 
 def trace_key(trace_id: str) -> bytes | None:
     """the trace id in hex; a Collector may leave it out, and a log record of no trace has none"""

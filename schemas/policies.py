@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["partition_of"]
-
 
 def partition_of(policy: str | None = None, policies: Sequence[str] = ()) -> int:
     """The policy's place among the run's, in the order of the settings; 0 where the run's only one is meant.

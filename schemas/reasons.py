@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from .section import documented
 
-__all__ = ["Reason", "Row", "reasons_markdown", "row_of"]
-
 
 class Reason(StrEnum):
     """One word each; the places where it is seen come first."""

@@ -19,8 +19,6 @@ import tenacity
 from .beat import waiting
 from .errors import UnavailableError
 
-__all__ = ["RetryOptions", "retry", "retry_async"]
-
 T = TypeVar("T")
 Errors = type[Exception] | tuple[type[Exception], ...]
 

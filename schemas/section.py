@@ -32,28 +32,6 @@ import msgspec
 
 from .errors import ConfigurationError
 
-__all__ = [
-    "Count",
-    "Device",
-    "File",
-    "Folder",
-    "Function",
-    "Model",
-    "NameOrFunction",
-    "PathKind",
-    "Port",
-    "Program",
-    "Seconds",
-    "Section",
-    "Whole",
-    "declared",
-    "documented",
-    "function_of",
-    "module_of",
-    "nearest",
-    "section_of",
-]
-
 
 class PathKind(StrEnum):
     """What a text in a section names; relative ones are relative to the file."""

@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["MAX_JSON", "clean", "decode_json", "json_value", "one_line", "printable"]
-
 MAX_JSON = 1_000_000
 """Characters of a JSON text of somebody's that are parsed; of a longer one nothing is read."""
 

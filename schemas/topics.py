@@ -27,18 +27,6 @@ from .keys import (
 )
 from .reasons import Reason
 
-__all__ = [
-    "INPUTS",
-    "MAX_CLIENT_BYTES",
-    "MAX_MESSAGE_BYTES",
-    "REGISTRY",
-    "STREAMS",
-    "Stage",
-    "Topic",
-    "TopicSpec",
-    "Topics",
-]
-
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """`max.message.bytes` of a topic, unless its spec or `[kafka.max_message_bytes]` says otherwise."""
 MAX_CLIENT_BYTES = 64 * 1024 * 1024

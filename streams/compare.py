@@ -19,8 +19,6 @@ from tracegrad.schemas.records.rollouts import is_usable
 
 from .credit.config import Credits
 
-__all__ = ["Comparison", "Side", "compare"]
-
 _MOST = 10
 Paid = defaultdict[str, Counter[float]]
 """`air:<name> <agent>` -> amount -> how often: sums are the same whatever the order."""

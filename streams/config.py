@@ -19,8 +19,6 @@ from .assemble.air.rules import AirConfig
 from .credit.config import CreditConfig
 from .normalize.reading.judge_tool import ToolRule
 
-__all__ = ["SelectConfig", "StreamRules", "StreamsConfig"]
-
 
 class SelectConfig(Section, frozen=True, kw_only=True):
     """`[select]`: which calls of its episodes a run trains, and which episodes it takes besides those of its own

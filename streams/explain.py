@@ -24,8 +24,6 @@ from .credit.config import CreditConfig
 from .credit.strategies.rated import ratings_of
 from .credit.strategies.strategy import CallCredit, final
 
-__all__ = ["ExplainedCall", "ReturnPart", "explain"]
-
 
 class ReturnPart(NamedTuple):
     """One number in the sum."""

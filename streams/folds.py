@@ -12,8 +12,6 @@ from .config import StreamRules
 from .credit.fold import Credit
 from .normalize.fold import Normalize
 
-__all__ = ["build_fold"]
-
 _FOLDS: dict[Stage, type[Normalize | Assemble | Credit]] = {fold.stage: fold for fold in (Normalize, Assemble, Credit)}
 
 

@@ -18,8 +18,6 @@ from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import EPISODES, AppliedReward, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, FEEDBACK_SOURCE, REWARDS, Reward, is_usable, piece_id
 
-__all__ = ["in_order", "is_about", "pieces_of", "rate_again", "rated_anew", "reward_of", "said_at", "with_rewards"]
-
 
 def reward_of(rewards: Sequence[Reward], awaited: Iterable[str] = ()) -> tuple[float | None, str]:
     """(the episode's reward, why there is none), of rewards that count; those that target a call are not summed.

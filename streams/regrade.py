@@ -23,8 +23,6 @@ from tracegrad.schemas.records.rollouts import Reward, RolloutState
 
 from .ratings import in_order, reward_of, with_rewards
 
-__all__ = ["given_to_grader", "graded_anew", "is_judged", "why_ungradable"]
-
 _JUDGED = (RolloutState.SUCCEEDED, RolloutState.FAILED, RolloutState.TRUNCATED)
 
 

@@ -28,8 +28,6 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .config import StreamRules
 
-__all__ = ["CROWDED", "REPEAT_S", "StageFold", "dead_letter"]
-
 Opened = TypeVar("Opened")
 CROWDED = 0.9
 """Share of a bound above which a clock proposes to close what has waited longest; at the bound, what comes is lost."""

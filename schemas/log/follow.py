@@ -27,8 +27,6 @@ from ..retry import retry
 from .protocol import Log, LogReader, Position, Record, TopicPartition
 from .refusals import Refusals
 
-__all__ = ["PATIENCE_S", "Chunk", "decoded", "follow", "in_thread", "read_to_end"]
-
 PATIENCE_S = 600.0
 """How long what reads to an end and tells of it waits for a log that is away: a broker restarts, a cluster fails over,
 and giving up would throw away all that was read."""

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping
 
 from .protocol import Position, TopicPartition
 
-__all__ = ["Ledger", "PartitionLedger"]
-
 
 class PartitionLedger:
     """The open offsets of one partition, as sorted, disjoint, half-open ranges."""

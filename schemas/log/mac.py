@@ -21,8 +21,6 @@ from ..ids import RunHash, parse_rollout_id, run_hash_of
 from ..topics import REGISTRY, Topic
 from .protocol import Record
 
-__all__ = ["MAC_HEADER", "SIGNED", "VOUCHED", "KeyRing", "Refusal", "is_by_own_run", "signer_of"]
-
 MAC_HEADER = "tracegrad.mac"
 SIGNED = frozenset(
     {

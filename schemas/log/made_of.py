@@ -21,25 +21,6 @@ import msgspec
 from ..topics import Topic
 from .protocol import Headers
 
-__all__ = [
-    "MADE_OF_HEADER",
-    "MAX_BYTES",
-    "ORIGIN_HEADER",
-    "EpisodeRef",
-    "GroupMadeOf",
-    "MadeOf",
-    "Parts",
-    "Ranges",
-    "made_of",
-    "made_of_header",
-    "merged",
-    "origin_header",
-    "origins_in",
-    "parse_place",
-    "place_of",
-    "raw_positions",
-]
-
 ORIGIN_HEADER = "tracegrad.origin"
 MADE_OF_HEADER = "tracegrad.made_of"
 MAX_BYTES = 48 * 1024

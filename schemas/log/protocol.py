@@ -14,8 +14,6 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-__all__ = ["AWAY_S", "Headers", "Log", "LogReader", "LogWriter", "Offsets", "Position", "Record", "TopicPartition"]
-
 AWAY_S = 120.0
 """How long the log may be away before who waits for it gives up, and is restarted, which takes longer than to wait on:
 a broker that restarts, or fails over, is back by then."""

@@ -16,8 +16,6 @@ from ..metrics import RECORDS_REFUSED, UNREADABLE_ROWS, Metrics
 from ..topics import Topic, Topics
 from .protocol import Record, TopicPartition
 
-__all__ = ["MAX_IN_A_ROW", "Refusals"]
-
 MAX_IN_A_ROW = 100
 """Single records are damaged or forged; so many one after the other are a wrong deployment."""
 _INTERNAL = (

@@ -23,8 +23,6 @@ from ..topics import Topic, Topics
 from .mac import MAC_HEADER, SIGNED, VOUCHED, KeyRing, Refusal
 from .protocol import Headers, Log, LogReader, LogWriter, Offsets, Position, Record, TopicPartition
 
-__all__ = ["SignedLog"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -27,8 +27,6 @@ import msgspec
 from ..errors import ConfigurationError
 from ..section import nearest
 
-__all__ = ["Kind", "Term", "matches", "parse"]
-
 _TERM = re.compile(
     r"(?P<field>\w[\w.]*)\s*(?P<op>[=!<>]+)\s*"
     r"(?P<value>(?P<quote>[\"'])(?P<quoted>(?:(?!(?P=quote)).)*)(?P=quote)|[^\s\"'=!<>][^\s\"']*)(?=\s|$)",

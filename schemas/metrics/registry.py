@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Counter", "Gauge", "Metric", "MetricOwner", "Metrics"]
-
 _MAX_SERIES = 1_000
 """Of one registry; beyond it new label values are counted together as `other`."""
 _MAX_VALUES = 100

@@ -18,8 +18,6 @@ import msgspec
 
 from ..attributes import GEN_AI_RESPONSE_ID
 
-__all__ = ["LIGHTNING_KEYS", "LightningReward", "lightning_rewards"]
-
 _MAX_DIMENSIONS = 8
 _MAX_LINKS = 4
 _MAX_OUTPUT = 4_096

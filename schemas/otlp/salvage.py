@@ -21,8 +21,6 @@ from ..errors import RecordError, UndecodableError
 from ..reasons import Reason
 from .signal import Signal, is_json, parsed
 
-__all__ = ["MAX_LOST", "LostPart", "SalvagedRequest", "damaged", "salvage"]
-
 MAX_LOST = 1_000
 """Beyond it a request is not damaged but none."""
 _MAX_FIELDS = 200_000

@@ -18,8 +18,6 @@ from ..errors import UndecodableError
 from ..reasons import Reason
 from ..topics import Topic
 
-__all__ = ["LOGS", "TRACES", "Signal", "is_json", "items_of", "parsed"]
-
 
 class Signal(NamedTuple):
     """One kind of OTLP request: its messages, the names of their fields, and where it lies on the log."""

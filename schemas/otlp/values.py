@@ -11,8 +11,6 @@ from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-__all__ = ["AttributeValue", "attributes_of", "plain"]
-
 AttributeValue = str | bool | int | float | list[Any] | dict[str, Any]
 _MAX_NESTING = 8
 

@@ -16,24 +16,6 @@ from ..ids import CallId, key_of
 from .codec import Codec, OpenEnum
 from .versions import VersionSpan
 
-__all__ = [
-    "LLM_CALLS",
-    "TOKEN_BYTES",
-    "CallEnded",
-    "CallOpen",
-    "CallOutcome",
-    "CallRecord",
-    "CallsClosed",
-    "Claims",
-    "LlmCall",
-    "Purpose",
-    "SamplingParameters",
-    "SpliceOutcome",
-    "ToolCall",
-    "UpstreamCall",
-]
-
-
 TOKEN_BYTES = 4
 """Of an id or a logprob in a record."""
 

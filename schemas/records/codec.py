@@ -15,8 +15,6 @@ import msgspec
 from ..errors import UndecodableError
 from ..reasons import Reason
 
-__all__ = ["Codec", "OpenEnum"]
-
 T = TypeVar("T")
 _TOLD_CHARS = 200
 """Of what the record says itself, which may be of megabytes, in an error."""

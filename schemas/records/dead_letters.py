@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ..log.protocol import Headers, Record
 
-__all__ = ["dead_letter_fields", "dead_letter_headers"]
-
 _PREFIX = "tracegrad."
 
 

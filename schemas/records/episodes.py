@@ -14,25 +14,6 @@ from .facts import Close, ToolStatus
 from .rollouts import GroupRef, Reward, RolloutState, is_usable
 from .versions import VersionSpan
 
-__all__ = [
-    "AIR_RULE",
-    "CLOSED",
-    "EPISODES",
-    "EPISODE_SCORES",
-    "FEEDBACK",
-    "LATE",
-    "UNCLAIMED",
-    "AppliedReward",
-    "ClosedMarker",
-    "ContextCall",
-    "EmittedEpisode",
-    "Episode",
-    "EpisodeCall",
-    "Score",
-    "ToolExecution",
-    "why_excluded",
-]
-
 AIR_RULE = "air:"
 """Begins the name of an automatic reward."""
 

@@ -13,33 +13,6 @@ from .calls import CallEnded, CallOpen, CallRecord, CallsClosed, UpstreamCall
 from .codec import Codec, OpenEnum
 from .rollouts import Reward, RolloutEvent
 
-__all__ = [
-    "EPISODE_EVENTS",
-    "MAX_FACTS_PER_RECORD",
-    "MAX_LINKS",
-    "MAX_RESULT",
-    "MAX_TOOL_CALLS",
-    "CallEndedFact",
-    "CallFact",
-    "CallOpenFact",
-    "CallsClosedFact",
-    "Close",
-    "ContextCallFact",
-    "Facts",
-    "LinkFact",
-    "LinkSource",
-    "LogFact",
-    "RewardFact",
-    "RolloutFact",
-    "SpanFact",
-    "SpanKind",
-    "SpanReward",
-    "ToolStatus",
-    "digest_of",
-    "link_order",
-    "whose_facts",
-]
-
 
 class SpanKind(OpenEnum):
     """What a span stands for, whatever its dialect calls it."""

@@ -14,8 +14,6 @@ from msgspec import Meta
 
 from ..ids import RunHash
 
-__all__ = ["HeldOutPass", "HeldOutPasses", "HeldOutScore", "PassAt", "VersionShare"]
-
 Number = Annotated[int, Meta(ge=0, lt=10**12)]
 
 

@@ -17,8 +17,6 @@ from ..attributes import SERVICE_NAME
 from ..otlp.salvage import salvage
 from ..otlp.signal import LOGS, TRACES
 
-__all__ = ["decode_logs", "decode_spans", "service_of", "spans_of"]
-
 
 def decode_spans(value: bytes | None) -> ExportTraceServiceRequest:
     """Raises UndecodableError."""

@@ -11,18 +11,6 @@ import msgspec
 
 from .codec import Codec, OpenEnum
 
-__all__ = [
-    "PROCESS_STATUS",
-    "TRAINER",
-    "ProcessReport",
-    "ProcessState",
-    "ProcessStatus",
-    "SupervisedProcess",
-    "engine_of",
-    "process_name",
-    "worker_stage",
-]
-
 TRAINER = "trainer"
 """The trainer's process, and the stage of its dead letters."""
 _STREAMS, _ENGINE = "streams", "engine"

@@ -10,28 +10,6 @@ import msgspec
 from .calls import Purpose
 from .codec import Codec, OpenEnum
 
-__all__ = [
-    "AGENT_REWARD",
-    "AGENT_SOURCE",
-    "FEEDBACK_SOURCE",
-    "MAX_GATEWAYS",
-    "MAX_GIVEN_UP",
-    "MAX_OUTPUT",
-    "MAX_REWARD",
-    "REWARDS",
-    "ROLLOUTS",
-    "ROLLOUT_EVENTS",
-    "GroupRef",
-    "Limits",
-    "PeersRule",
-    "Reward",
-    "RolloutEvent",
-    "RolloutRequest",
-    "RolloutState",
-    "is_usable",
-    "piece_id",
-]
-
 MAX_REWARD = 1e12
 """A greater one is a grader's fault; sums of usable rewards stay finite."""
 

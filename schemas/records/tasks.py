@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Task"]
-
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Example: Task(id="7", input="what is 26 times 3 minus 6?", expected="72")."""

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from ..errors import RecordError
 
-__all__ = ["Ids", "Logprobs", "Mask", "ids_from_bytes", "ids_to_bytes", "logprobs_from_bytes", "logprobs_to_bytes"]
-
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.uint8]

@@ -13,21 +13,6 @@ import msgspec
 from ..ids import RunHash
 from .codec import Codec
 
-__all__ = [
-    "ADVANTAGES",
-    "TRAINING_STEPS",
-    "Accounting",
-    "CallAdvantage",
-    "GroupAdvantages",
-    "GroupsGivenBack",
-    "RatedWindow",
-    "RatingDrop",
-    "StepResult",
-    "TrainingStep",
-    "hash_batch",
-    "surviving_steps",
-]
-
 LOGPROB_ERROR_BOUND = 0.1
 """Nats between trainer and sampler at one version, published in float32: beyond it the engine serves other weights."""
 

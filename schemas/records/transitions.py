@@ -25,18 +25,6 @@ from .rollouts import MAX_REWARD, PeersRule, is_usable
 from .tokens import Ids, Logprobs, Mask
 from .versions import VersionSpan, are_complete
 
-__all__ = [
-    "TRANSITIONS_SCHEMA",
-    "GroupSummary",
-    "MemberSummary",
-    "SegmentRow",
-    "Turn",
-    "decode_group",
-    "encode_group",
-    "group_id_of",
-    "summary_of",
-]
-
 _METADATA_KEY = b"tracegrad.group"
 MAX_LOGPROB = 1e-4
 """float32 rounding lets a certain token's logprob come out just above 0."""

@@ -13,8 +13,6 @@ import msgspec
 
 from ..ids import RunHash
 
-__all__ = ["Version", "VersionSpan", "are_complete", "parse_label"]
-
 _LABEL = re.compile(r"([0-9a-f]{8})-v(0|[1-9][0-9]{0,11})-e(0|[1-9][0-9]{0,8})")
 
 

@@ -23,21 +23,6 @@ from .codec import Codec
 from .held_out import HeldOutPass, HeldOutPasses, Number
 from .versions import Version
 
-__all__ = [
-    "WEIGHTS",
-    "WEIGHT_ACKS",
-    "EpochClaim",
-    "Lineage",
-    "RollbackRequest",
-    "VersionManifest",
-    "WeightAck",
-    "WeightFile",
-    "WeightKind",
-    "digest",
-    "folder_of",
-]
-
-
 _PIECE_BYTES = 16 * 1024 * 1024
 _Run = Annotated[RunHash, Meta(pattern=r"^[0-9a-f]{8}$")]
 _Epoch = Annotated[int, Meta(ge=0, lt=10**9)]

@@ -13,8 +13,6 @@ from fnmatch import fnmatchcase
 from tracegrad.schemas.records.facts import SpanFact
 from tracegrad.schemas.records.rollouts import AGENT_SOURCE, Reward
 
-__all__ = ["agent_rewards", "is_authorised"]
-
 
 def agent_rewards(spans: Iterable[SpanFact], attempt: tuple[str, str] | None) -> list[Reward]:
     """In the order of names and targets; `attempt` None: of a captured episode."""

@@ -31,8 +31,6 @@ from ..config import StreamRules
 from .agent_rewards import is_authorised
 from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode
 
-__all__ = ["Bounds", "Strays"]
-
 
 class Bounds:
     """What the open episodes of one worker hold, of what they may. Not thread-safe."""

@@ -13,8 +13,6 @@ from ..config import StreamsConfig
 from ..stage_fold import CROWDED, REPEAT_S
 from .open_episode import OpenEpisode, WaitState
 
-__all__ = ["due"]
-
 _FORWARD_SHARE = 4
 """Of `idle_s`, a trace waits for a second key before it is forwarded."""
 

@@ -59,8 +59,6 @@ from .open_episode import OpenEpisode, WaitState
 from .stretches import Stretches
 from .write.emit import disposition_of, emit
 
-__all__ = ["Assemble"]
-
 
 class Assemble(StageFold[OpenEpisode]):
     """The fold of `assemble`."""

@@ -16,8 +16,6 @@ from tracegrad.schemas.records.facts import Fact, RewardFact
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["divided", "emitted", "feedback_in", "scores"]
-
 
 def feedback_in(facts: Iterable[Fact]) -> list[Reward]:
     """The feedback among these."""

@@ -35,17 +35,6 @@ from tracegrad.schemas.topics import Topic
 
 from .origins import batch_of
 
-__all__ = [
-    "MAX_HOPS",
-    "Links",
-    "answers_in",
-    "asked_of",
-    "forwarded",
-    "may_complete",
-    "moved",
-    "pull",
-]
-
 MAX_HOPS = 4
 """Facts that were handed on so often go round in a circle."""
 _SEVERAL = 2

@@ -42,8 +42,6 @@ from .links import Links, answers_in
 from .origins import Origins
 from .sent_spans import SentSpans, later
 
-__all__ = ["CALLS", "OUTCOMES", "HeldRecords", "OpenEpisode", "WaitState"]
-
 CALLS = "calls"
 """Beside the senders of spans; no holder is so called."""
 OUTCOMES = "outcomes"

@@ -15,8 +15,6 @@ from tracegrad.schemas.log.made_of import Parts, merged
 from tracegrad.schemas.records.facts import CallFact, Fact, LinkFact, LogFact, RewardFact, SpanFact
 from tracegrad.schemas.records.rollouts import Reward, piece_id
 
-__all__ = ["Origins", "batch_of"]
-
 _LINKS = "links"
 
 

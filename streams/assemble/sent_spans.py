@@ -19,8 +19,6 @@ from tracegrad.schemas.records.facts import LogFact, SpanFact
 from .join.log_readings import LogReading, filled
 from .join.span_tree import SpanKey, span_key
 
-__all__ = ["SentSpans", "later"]
-
 S = TypeVar("S", bound=msgspec.Struct)
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 

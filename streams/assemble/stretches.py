@@ -17,8 +17,6 @@ from tracegrad.schemas.ids import stretch_id, waiting_id
 from tracegrad.schemas.records.episodes import ClosedMarker
 from tracegrad.schemas.records.facts import CallFact, CallOpenFact, ContextCallFact, Facts
 
-__all__ = ["Stretches"]
-
 _MAX_KEYS = 2_000
 """Of the calls of one conversation; what is delivered again is so shortly after, and names the last ones."""
 _Orders = BoundedMap[str, dict[int, int]]

@@ -17,8 +17,6 @@ from tracegrad.schemas.section import NameOrFunction, Section, declared, nearest
 from .strategies.known import GROUP, STRATEGIES, function_named
 from .strategies.strategy import Strategy, Terms
 
-__all__ = ["DEFAULT", "CreditConfig", "Credits"]
-
 DEFAULT = "return_to_go"
 
 

@@ -29,8 +29,6 @@ from tracegrad.schemas.records.rollouts import Reward
 from ..ratings import is_about, rated_anew
 from ..stage_fold import REPEAT_S
 
-__all__ = ["FeedbackWindow"]
-
 _MAX_SAID = 50_000
 """Pieces of feedback that wait in one worker."""
 _MAX_FORESEEN = 10_000

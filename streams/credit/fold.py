@@ -56,8 +56,6 @@ from .feedback_window import FeedbackWindow
 from .strategies.rated import as_group, as_rated
 from .write_group import credit_group
 
-__all__ = ["OVERTAKEN", "Credit"]
-
 _LOGGER = logging.getLogger(__name__)
 
 MAX_GROUP_SIZE = 4096

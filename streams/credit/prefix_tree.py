@@ -14,8 +14,6 @@ from typing import NamedTuple
 from tracegrad.schemas.records.calls import TOKEN_BYTES
 from tracegrad.schemas.records.episodes import EpisodeCall
 
-__all__ = ["AddedCall", "Prefix", "PrefixTree"]
-
 _LAST = float("inf")
 
 

@@ -28,8 +28,6 @@ from tracegrad.schemas.records.versions import are_complete
 from .prefix_tree import AddedCall, Prefix, PrefixTree
 from .strategies.strategy import CallCredit
 
-__all__ = ["MAX_ROW_BYTES", "build_segments", "why_masked"]
-
 MAX_ROW_BYTES = 64 * 1024 * 1024
 """Of the ids of all rows of an episode, twice the greatest record of `transitions`; rows that repeat a long prefix
 could otherwise unfold without bound."""

@@ -27,8 +27,6 @@ from .segments import build_segments
 from .strategies.rated import rated
 from .strategies.strategy import CallCredit
 
-__all__ = ["credit_group"]
-
 _KEPT = ("episode_id", "state", "num_tools", "num_tools_succeeded")
 """What an episode says and its member of the group repeats, under the same names."""
 _LOGGER = logging.getLogger(__name__)

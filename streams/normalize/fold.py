@@ -62,8 +62,6 @@ from .reading.judge_tool import ToolJudge
 from .scan import episode_of
 from .span_links import link_of_call
 
-__all__ = ["Normalize"]
-
 
 class Normalize(StageFold[None]):
     """The fold of `normalize`; each record is done as soon as its facts are acknowledged, so nothing is ever open."""

@@ -37,8 +37,6 @@ from .reading.span_view import MAX_TEXT
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, ItemSource, Scan
 from .span_links import links_of_event, links_of_ids
 
-__all__ = ["LogReader"]
-
 _PREFIX = "gen_ai."
 _DETAILS = "gen_ai.client.inference.operation.details"
 _CHOICE = "gen_ai.choice"

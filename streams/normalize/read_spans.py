@@ -43,8 +43,6 @@ from .reading.span_view import SpanView
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, ItemSource, Placement, Scan
 from .span_links import Conversations
 
-__all__ = ["DIALECTS", "SpanReader"]
-
 DIALECTS: tuple[Dialect, ...] = (
     ADK,
     AGENTOPS,

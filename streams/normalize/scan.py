@@ -36,8 +36,6 @@ from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.facts import LinkFact, LogFact, SpanFact
 
-__all__ = ["IDENTITY_KEYS", "RESOURCE_KEYS", "ItemSource", "Placement", "RefusedItems", "Scan", "episode_of"]
-
 IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 """The attributes of an item or its resource that say which episode it is of."""
 RESOURCE_KEYS = IDENTITY_KEYS | {PROVED_BY}

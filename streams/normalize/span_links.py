@@ -25,8 +25,6 @@ from tracegrad.schemas.records.facts import LinkFact, LinkSource, LogFact, SpanF
 from .reading.repeated import CREWAI, repeated_ids
 from .scan import ItemSource
 
-__all__ = ["Conversations", "link_of_call", "links_of_event", "links_of_ids"]
-
 _NAMING = frozenset((*ROLLOUT_KEYS, *CONVERSATION_KEYS))
 _MAX_OPEN = 8
 _MAX_SESSIONS = 10_000

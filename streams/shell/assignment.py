@@ -33,8 +33,6 @@ from .faust_app import FaustSeam
 from .liveness import STALL_S, Liveness, group_starts
 from .poison import PoisonList
 
-__all__ = ["Assignment"]
-
 logger = logging.getLogger(__name__)
 
 _MARKERS_AT_ONCE = 5_000

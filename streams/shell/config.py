@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["WAITS", "StreamsHandles", "WorkerWaits"]
-
 
 class StreamsHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Where a worker of a run works."""

@@ -29,8 +29,6 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..stage_fold import dead_letter
 
-__all__ = ["Emissions"]
-
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 1_000

@@ -32,8 +32,6 @@ from tracegrad.schemas.topics import INPUTS, Stage, Topics
 
 from .config import WAITS, StreamsHandles
 
-__all__ = ["FaustSeam"]
-
 logger = logging.getLogger(__name__)
 
 _BUFFERED_MESSAGES = 512

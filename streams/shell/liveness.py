@@ -19,8 +19,6 @@ from tracegrad.schemas.errors import ConfigurationError, LogGapError, Unavailabl
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 
-__all__ = ["STALL_S", "Liveness", "check_partitions", "group_starts"]
-
 logger = logging.getLogger(__name__)
 
 STALL_S = 60.0

@@ -24,8 +24,6 @@ import msgspec
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.topics import Stage
 
-__all__ = ["PoisonList"]
-
 logger = logging.getLogger(__name__)
 _LIFE_BYTES = 512
 """Of its file, which is written in place, so that no full disk holds it back."""

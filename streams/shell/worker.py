@@ -37,8 +37,6 @@ from .faust_app import FaustSeam
 from .liveness import Liveness, check_partitions, group_starts
 from .poison import PoisonList
 
-__all__ = ["run_fold"]
-
 logger = logging.getLogger(__name__)
 
 

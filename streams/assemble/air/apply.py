@@ -27,8 +27,6 @@ from .function import FunctionAnswer, PayFunction
 from .rules import AirConfig, AirRule, matching
 from .signals import Signal, signals_of
 
-__all__ = ["Payment", "Rewarder", "apply_air", "payments"]
-
 _LOGGER = logging.getLogger(__name__)
 
 _MAX_NAME = 100

@@ -26,8 +26,6 @@ from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.section import declared, nearest
 
-__all__ = ["FunctionAnswer", "PayFunction"]
-
 _START_S = 60.0
 """For the import of the user's file, which may be large."""
 _MAX_ANSWER = 16 * 1024 * 1024

@@ -21,8 +21,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["main"]
-
 _PR_SET_PDEATHSIG = 1
 
 

@@ -22,8 +22,6 @@ from tracegrad.schemas.section import NameOrFunction, Seconds, Section, Whole
 
 from .signals import On, Signal
 
-__all__ = ["MAX_TEXT", "AirConfig", "AirRule", "matching"]
-
 MAX_TEXT = 100_000
 """Characters of a text in which a pattern is looked for."""
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -14,8 +14,6 @@ from typing import Literal, NamedTuple
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import is_usable
 
-__all__ = ["On", "Signal", "signals_of"]
-
 On = Literal["tool", "call", "evaluation", "episode"]
 
 

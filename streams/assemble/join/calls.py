@@ -26,8 +26,6 @@ from .content import JoinableCall, join_content, unclaimed
 from .fitting import join_fitting
 from .span_tree import CONFLICT, NamedAgent, SpanTree, encloses, span_key
 
-__all__ = ["CallJoin", "join_calls"]
-
 SOLE_AGENT = "sole_agent"
 
 

@@ -18,8 +18,6 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
 from .span_tree import SpanKey, SpanTree, span_key
 
-__all__ = ["JoinableCall", "join_content", "unclaimed"]
-
 _RUN_IDS = ("lc_run-", "run-")
 """How LangChain calls a message whose response id it has lost, as it does in streams."""
 

@@ -20,8 +20,6 @@ from tracegrad.schemas.records.facts import SpanFact, digest_of
 
 from .span_tree import SpanKey, SpanTree, span_key
 
-__all__ = ["join_fitting"]
-
 _MAX_ALIKE = 64
 """Spans that one call is compared with."""
 

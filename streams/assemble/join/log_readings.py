@@ -15,8 +15,6 @@ import msgspec
 
 from tracegrad.schemas.records.facts import MAX_TOOL_CALLS, LogFact, SpanFact, SpanKind
 
-__all__ = ["LogReading", "filled"]
-
 
 class LogReading(NamedTuple):
     """What the events of one span say: each the smallest two texts of all, since two already disagree."""

@@ -14,8 +14,6 @@ import msgspec
 from tracegrad.schemas.records.calls import ToolCall
 from tracegrad.schemas.text import json_value
 
-__all__ = ["repeated", "unparsable"]
-
 
 def unparsable(asked: Iterable[ToolCall]) -> tuple[str, ...]:
     """The ids of those whose arguments are no JSON object."""

@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
-__all__ = ["CONFLICT", "NamedAgent", "Parents", "SpanContext", "SpanKey", "SpanTree", "encloses", "span_key"]
-
 SpanKey = tuple[str, str]
 """Trace id and span id."""
 AGENT_SPAN = "agent_span"

@@ -20,8 +20,6 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
 
 from .span_tree import SpanKey, SpanTree, span_key
 
-__all__ = ["executions", "leaf_rank"]
-
 _MAX_ABOVE = 16
 """Spans between two that tell of one execution."""
 

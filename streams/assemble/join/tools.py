@@ -23,8 +23,6 @@ from .calls import CallJoin
 from .span_tree import SpanTree
 from .stacked_tools import leaf_rank
 
-__all__ = ["join_tools", "tool_spans"]
-
 
 def tool_spans(tools: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
     """The executions by start; of those with one tool-call id only the leaf-most, then the last."""

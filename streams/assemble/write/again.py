@@ -25,8 +25,6 @@ from ..air.apply import apply_air
 from ..open_episode import OpenEpisode
 from .emit import disposition_of, emit
 
-__all__ = ["Judge", "make_again"]
-
 Judge = Callable[[Episode, Sequence[CallRecord]], Episode]
 """(an episode before rules reward it, its calls' records) -> the episode as it is judged now."""
 

@@ -17,8 +17,6 @@ from ..join.calls import join_calls
 from ..join.content import JoinableCall
 from ..join.span_tree import SpanTree
 
-__all__ = ["context_calls", "upstream_answers"]
-
 _KEPT = tuple(set(ContextCall.__struct_fields__) & set(UpstreamCall.__struct_fields__))
 """What is on the log and stays in the episode, under the same names."""
 

@@ -27,8 +27,6 @@ from ..air.apply import apply_air
 from ..open_episode import OpenEpisode
 from .write_episode import has_structure, write_episode
 
-__all__ = ["disposition_of", "emit"]
-
 
 def disposition_of(episode: OpenEpisode, rules: StreamRules) -> str:
     """As ClosedMarker.disposition."""

@@ -29,8 +29,6 @@ from ..join.tools import join_tools, tool_spans
 from ..open_episode import OpenEpisode
 from .context_calls import context_calls, upstream_answers
 
-__all__ = ["has_structure", "write_episode"]
-
 _KEPT = set(EpisodeCall.__struct_fields__) & set(CallRecord.__struct_fields__)
 """What a call is on the log and stays in its episode, under the same names."""
 F = TypeVar("F", CallFact, ContextCallFact)

@@ -19,8 +19,6 @@ from tracegrad.schemas.records.episodes import Episode
 from .peers import peers_of_group
 from .strategy import CallCredit, Terms, earned, final
 
-__all__ = ["agent"]
-
 
 def agent(members: Sequence[Episode], terms: Terms) -> list[list[CallCredit]]:
     """The strategy."""

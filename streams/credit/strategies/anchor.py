@@ -23,8 +23,6 @@ from .peers import peers_of_group
 from .return_to_go import return_to_go
 from .strategy import CallCredit, Terms
 
-__all__ = ["anchor", "states_of"]
-
 _HEX = 16
 """64 bits: a group has at most some 10^7 calls, whose states meet by chance once in 10^5 such groups."""
 

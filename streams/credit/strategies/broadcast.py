@@ -16,8 +16,6 @@ from tracegrad.schemas.records.episodes import Episode
 from .peers import peers_of_group
 from .strategy import CallCredit, Terms, final
 
-__all__ = ["broadcast"]
-
 
 def broadcast(members: Sequence[Episode], terms: Terms) -> list[list[CallCredit]]:
     """The strategy."""

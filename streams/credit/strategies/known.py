@@ -21,8 +21,6 @@ from .return_to_go import return_to_go
 from .strategy import Strategy
 from .turn import turn
 
-__all__ = ["GROUP", "STRATEGIES", "KnownStrategy", "function_named"]
-
 _ALL: tuple[PeersRule, ...] = ("turn_or_end", "turn", "rollout")
 GROUP = "tracegrad.credit"
 

@@ -17,8 +17,6 @@ from collections.abc import Iterable, Sequence
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import PeersRule
 
-__all__ = ["peers_of_group"]
-
 
 def peers_of_group(members: Sequence[Episode], rule: PeersRule) -> list[list[str]]:
     """`Turn.peers` of each call of each member: `planner:0`, say, and `:0` where nobody knows the agent."""

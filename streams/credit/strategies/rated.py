@@ -21,8 +21,6 @@ from tracegrad.schemas.records.rollouts import GroupRef, is_usable
 
 from ...ratings import reward_of
 
-__all__ = ["as_group", "as_rated", "rated", "ratings_of"]
-
 
 def as_group(episode: Episode) -> Episode:
     """The episode as it is credited; one without a rollout bears a group: itself alone."""

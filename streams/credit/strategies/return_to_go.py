@@ -21,8 +21,6 @@ from .peers import peers_of_group
 from .rated import ratings_of
 from .strategy import CallCredit, Terms, final
 
-__all__ = ["return_to_go", "returns_to_go"]
-
 
 def return_to_go(members: Sequence[Episode], terms: Terms) -> list[list[CallCredit]]:
     """The strategy."""

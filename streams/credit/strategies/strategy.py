@@ -14,8 +14,6 @@ from typing import NamedTuple
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import PeersRule, is_usable
 
-__all__ = ["CallCredit", "Strategy", "Terms", "earned", "final"]
-
 
 class CallCredit(NamedTuple):
     """What one call is worth. Example: CallCredit(1.5, "planner:0")."""

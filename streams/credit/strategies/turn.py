@@ -18,8 +18,6 @@ from tracegrad.schemas.records.episodes import Episode
 from .peers import peers_of_group
 from .strategy import CallCredit, Terms, earned
 
-__all__ = ["turn"]
-
 
 def turn(members: Sequence[Episode], terms: Terms) -> list[list[CallCredit]]:
     """The strategy."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from ..reading.span_view import SpanView
 from .dialect import OTHER, Dialect, SpanReading
 
-__all__ = ["AGENT_LIGHTNING"]
-
 _PREFIX = "agentlightning."
 
 

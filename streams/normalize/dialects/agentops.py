@@ -14,8 +14,6 @@ from ..reading.read_output import COMPLETION_KEYS, of_completion
 from ..reading.span_view import SpanView
 from .dialect import OTHER, WRAPPER, Dialect, SpanReading, agent, execution
 
-__all__ = ["AGENTOPS"]
-
 _KIND = "agentops.span.kind"
 _OPERATION = "operation.name"
 _AGENTS = ("agent.name", "agent.role", GEN_AI_AGENT_NAME, _OPERATION)

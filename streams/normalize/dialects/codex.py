@@ -22,8 +22,6 @@ from ..reading.span_view import SpanView
 from .dialect import OTHER, Dialect, SpanReading
 from .merge import merge
 
-__all__ = ["CODEX", "TOOL_RESULT", "TOOL_RESULT_KEYS", "execution_of_log", "trace_of_log"]
-
 _NAME = "codex"
 TOOL_RESULT = "codex.tool_result"
 _TOOL, _CALL, _SUCCESS, _ABORTED, _OUTPUT, _DURATION = (

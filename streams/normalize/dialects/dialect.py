@@ -21,8 +21,6 @@ from ..reading.read_output import NOTHING, Output, minted_in, of_response
 from ..reading.span_view import SpanView
 from ..reading.tool_message import tool_message
 
-__all__ = ["OTHER", "WRAPPER", "Dialect", "SpanReading", "agent", "answer", "execution", "tool"]
-
 
 class SpanReading(msgspec.Struct, frozen=True, kw_only=True):
     """What a span says in one dialect; fields as in SpanFact."""

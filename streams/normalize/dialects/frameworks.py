@@ -16,8 +16,6 @@ from ..reading.read_output import of_response
 from ..reading.span_view import SpanView
 from .dialect import OTHER, WRAPPER, Dialect, SpanReading, agent, execution
 
-__all__ = ["ADK", "CLAUDE_CODE", "PYDANTIC_AI"]
-
 _AGENT = "agent_name"
 _TOOL_RESULT = "tool_response"
 _TOOL_ARGUMENTS = "tool_arguments"

@@ -10,8 +10,6 @@ from ..reading.agent_hints import LANGCHAIN_HINT, agent_of_span, name_in_answers
 from ..reading.span_view import SpanView
 from .dialect import OTHER, Dialect, SpanReading, agent, answer, tool
 
-__all__ = ["LANGFUSE"]
-
 _TYPE = "langfuse.observation.type"
 _OUTPUT = "langfuse.observation.output"
 _LEVEL = "langfuse.observation.level"

@@ -13,8 +13,6 @@ from ..reading.agent_hints import LANGCHAIN_HINT
 from ..reading.span_view import SpanView
 from .dialect import WRAPPER, Dialect, SpanReading, agent, answer, tool
 
-__all__ = ["LANGSMITH"]
-
 _KIND = "langsmith.span.kind"
 _COMPLETION = "gen_ai.completion"
 

@@ -27,8 +27,6 @@ from ..reading.returned import result_of
 from ..reading.span_view import SpanView
 from .dialect import SpanReading
 
-__all__ = ["SpanMeaning", "merge"]
-
 _SPECIFIC = (SpanKind.TOOL, SpanKind.LLM, SpanKind.AGENT, SpanKind.OTHER)
 
 

@@ -11,8 +11,6 @@ from ..reading.agent_hints import agent_of_span
 from ..reading.span_view import SpanView
 from .dialect import OTHER, Dialect, SpanReading, agent, answer, tool
 
-__all__ = ["MLFLOW"]
-
 _TYPE = "mlflow.spanType"
 _OUTPUTS = "mlflow.spanOutputs"
 

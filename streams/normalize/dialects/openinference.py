@@ -18,8 +18,6 @@ from ..reading.span_view import SpanView
 from .dialect import OTHER, Dialect, SpanReading, agent, tool
 from .openinference_steps import INPUT, delegation, step_of_llama_index
 
-__all__ = ["OPENINFERENCE"]
-
 KIND = "openinference.span.kind"
 _AGENT_NAMES = ("agent.name", "graph.node.id", "graph.node.name")
 TOOL_NAME = "tool.name"

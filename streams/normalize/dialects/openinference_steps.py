@@ -17,8 +17,6 @@ from ..reading.agent_hints import agent_of_span
 from ..reading.span_view import MAX_TEXT, SpanView
 from .dialect import SpanReading, agent
 
-__all__ = ["INPUT", "delegation", "step_of_llama_index"]
-
 INPUT = "input.value"
 _SCOPE = "openinference.instrumentation.llama_index"
 _DELEGATES = frozenset({"Delegate work to coworker", "Ask question to coworker"})

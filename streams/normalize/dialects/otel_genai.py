@@ -25,8 +25,6 @@ from ..reading.span_view import SpanView
 from ..reading.tool_message import tool_message
 from .dialect import OTHER, WRAPPER, Dialect, SpanReading, agent
 
-__all__ = ["OTEL_GENAI"]
-
 _LLM_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "completion"})
 _REQUEST_TYPES = ("gen_ai.request.type", "llm.request.type")
 _LLM_TYPES = frozenset({"chat", "completion"})

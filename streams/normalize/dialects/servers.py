@@ -16,8 +16,6 @@ from tracegrad.schemas.records.facts import SpanKind
 from ..reading.span_view import SpanView
 from .dialect import OTHER, WRAPPER, Dialect, SpanReading
 
-__all__ = ["LITELLM", "MCP", "VLLM"]
-
 _REQUEST_ID = "gen_ai.request.id"
 _LLM_OPERATIONS = frozenset({"chat", "text_completion", "generate_content"})
 _PROVIDERS = ("hosted_vllm", "openai", "custom_openai", "litellm_proxy", "vllm", "anthropic", "text-completion-openai")

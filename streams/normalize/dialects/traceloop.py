@@ -13,8 +13,6 @@ from ..reading.agent_hints import LANGCHAIN_HINT
 from ..reading.span_view import SpanView
 from .dialect import WRAPPER, Dialect, SpanReading, agent, tool
 
-__all__ = ["TRACELOOP"]
-
 _KIND = "traceloop.span.kind"
 _NAME = "traceloop.entity.name"
 _OUTPUT = "traceloop.entity.output"

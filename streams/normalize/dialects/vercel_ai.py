@@ -14,8 +14,6 @@ from ..reading.read_output import of_response
 from ..reading.span_view import SpanView
 from .dialect import OTHER, Dialect, SpanReading, agent, execution
 
-__all__ = ["VERCEL_AI"]
-
 _OPERATION = "ai.operationId"
 _FUNCTION = "ai.telemetry.functionId"
 _RESPONSE_IDS = ("ai.response.id", GEN_AI_RESPONSE_ID)

@@ -16,16 +16,6 @@ from tracegrad.schemas.text import json_value
 
 from .span_view import MAX_TEXT
 
-__all__ = [
-    "ATTRIBUTE_HINT",
-    "HINT_KEYS",
-    "LANGCHAIN_HINT",
-    "agent_hints",
-    "agent_of_span",
-    "is_wrapper",
-    "name_in_answers",
-]
-
 ATTRIBUTE_HINT = "agent_attribute"
 """The rung of the name that an attribute gives on a span which is no agent's."""
 LANGCHAIN_HINT = "lc_agent_name"

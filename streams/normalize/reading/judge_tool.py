@@ -21,8 +21,6 @@ from tracegrad.schemas.section import Section
 from .span_view import SpanView
 from .tool_result import Sign, of_exit_code, of_flag, of_result, of_status, worst
 
-__all__ = ["JUDGED_KEYS", "ResultPart", "ToolJudge", "ToolRule"]
-
 STATUS_OK = 1
 STATUS_ERROR = 2
 _STATUSES = ("gen_ai.tool.status", "gen_ai.tool.call.status", "tool.status", "tool.call.status")

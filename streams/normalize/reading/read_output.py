@@ -16,18 +16,6 @@ from tracegrad.schemas.ids import CALL_ID
 from tracegrad.schemas.records.facts import MAX_TOOL_CALLS, digest_of
 from tracegrad.schemas.text import json_value
 
-__all__ = [
-    "COMPLETION_KEYS",
-    "FLAT_KEYS",
-    "NOTHING",
-    "Output",
-    "minted_in",
-    "of_completion",
-    "of_flat",
-    "of_messages",
-    "of_response",
-]
-
 Output = tuple[str | None, tuple[str, ...]]
 NOTHING: Output = (None, ())
 _MAX_PARTS = 8

@@ -17,8 +17,6 @@ from tracegrad.schemas.ids import key_in
 from tracegrad.schemas.otlp.values import plain
 from tracegrad.schemas.text import json_value
 
-__all__ = ["CREWAI", "repeated_ids"]
-
 _FLAT = "llm.input_messages."
 _FLAT_IDS = (".tool_call_id", ".tool_call.id")
 _OUTPUT = "output.value"

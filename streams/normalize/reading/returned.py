@@ -16,8 +16,6 @@ from tracegrad.schemas.otlp.values import AttributeValue
 from tracegrad.schemas.records.facts import MAX_RESULT, SpanKind
 from tracegrad.schemas.text import clean
 
-__all__ = ["HTTP_KEYS", "USAGE_KEYS", "http_status_of", "result_of", "usage_of"]
-
 _INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt", "ai.usage.promptTokens")
 _OUTPUT = (
     "gen_ai.usage.output_tokens",

@@ -16,8 +16,6 @@ from tracegrad.schemas.records.rollouts import AGENT_REWARD, is_usable
 
 from .span_view import MAX_TEXT
 
-__all__ = ["rewards_in"]
-
 _MAX_NAME = 60
 
 

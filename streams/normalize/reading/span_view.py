@@ -8,8 +8,6 @@ import msgspec
 
 from tracegrad.schemas.otlp.values import AttributeValue
 
-__all__ = ["MAX_TEXT", "SpanView"]
-
 MAX_TEXT = 200
 """Characters kept of a name or an id, so that one attribute cannot swell a fact."""
 

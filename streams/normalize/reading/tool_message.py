@@ -15,8 +15,6 @@ from tracegrad.schemas.text import json_value
 
 from .span_view import MAX_TEXT
 
-__all__ = ["ToolMessage", "tool_message"]
-
 _CALL_ID = "tool_call_id"
 _WRAPPERS = ("data", "kwargs", "output", "outputs", "update", "messages")
 """Keys under which tracers and LangChain's own serialisation keep it."""

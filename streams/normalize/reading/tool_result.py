@@ -20,8 +20,6 @@ from tracegrad.schemas.text import MAX_JSON
 
 from .tool_text import of_text
 
-__all__ = ["Sign", "of_exit_code", "of_flag", "of_result", "of_status", "worst"]
-
 _MAX_LITERAL = 10_000
 """Python's own parser is slower."""
 _MAX_DEPTH = 4

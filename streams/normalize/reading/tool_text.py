@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["of_text"]
-
 _MAX_LINE = 300
 _MAX_SHORT = 200
 """Characters of a text that is doubted wherever its words of failure stand: reports are short, documents are not."""
