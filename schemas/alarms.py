@@ -205,16 +205,9 @@ def _untrained_steps_text(steps: Sequence[TrainingStep]) -> str:
     last, before = steps[-IN_A_ROW:], steps[-IN_A_ROW - 1 : -IN_A_ROW]
     groups = Counter(last[-1].accounting.excluded)
     groups.subtract(before[0].accounting.excluded if before else {})
-    members = _sum(step.members_excluded for step in last)
-    why = untrained_text(+groups, members, _sum(step.masked for step in last))
+    members = sum((Counter(step.members_excluded) for step in last), Counter[str]())
+    why = untrained_text(+groups, members, sum((Counter(step.masked) for step in last), Counter[str]()))
     return f"the last {len(last)} steps trained no token: {why}"
-
-
-def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    total = Counter[str]()
-    for one in counts:
-        total.update(one)
-    return total
 
 
 def untrained_text(groups: Counter[str], members: Counter[str], calls: Counter[str]) -> str:

@@ -12,19 +12,9 @@ from enum import StrEnum
 
 import msgspec
 
+from . import keys
 from .errors import ConfigurationError, RecordError
 from .ids import RunName
-from .keys import (
-    closed_key,
-    engine_key,
-    episode_key,
-    group_key,
-    original_key,
-    policy_key,
-    process_key,
-    rollout_key,
-    trace_key,
-)
 from .reasons import Reason
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -108,7 +98,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.OTLP_SPANS,
         raw=True,
-        key=trace_key,
+        key=keys.trace_key,
         value="OTLP ExportTraceServiceRequest bytes",
         written_by="OTLP gateway, any OpenTelemetry Collector",
         read_by="normalize, audit, live view of `up`",
@@ -116,7 +106,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.OTLP_LOGS,
         raw=True,
-        key=trace_key,
+        key=keys.trace_key,
         value="OTLP ExportLogsServiceRequest bytes",
         written_by="OTLP gateway, any OpenTelemetry Collector",
         read_by="normalize",
@@ -124,7 +114,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.LLM_CALLS,
         raw=True,
-        key=episode_key,
+        key=keys.episode_key,
         value="call record, calls_closed, of a captured call call_open and call_ended, or upstream_call (msgpack)",
         written_by="LLM gateway",
         read_by="normalize, audit, LLM gateway (open attempts, after its start), `demo` (its proof), live view of `up`",
@@ -132,7 +122,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.REWARDS,
         raw=True,
-        key=episode_key,
+        key=keys.episode_key,
         value="reward (JSON)",
         written_by="runner (graders), LLM gateway (what agents say of themselves), rewards gateway and OTLP gateway "
         "(feedback)",
@@ -141,14 +131,14 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.ROLLOUT_EVENTS,
         raw=True,
-        key=rollout_key,
+        key=keys.rollout_key,
         value="rollout event (JSON)",
         written_by="runner, tasks (giving up)",
         read_by="normalize, runner, tasks, audit, live view",
     ),
     TopicSpec(
         topic=Topic.ROLLOUTS,
-        key=rollout_key,
+        key=keys.rollout_key,
         value="rollout request (JSON)",
         written_by="tasks",
         read_by="runner, tasks, audit",
@@ -156,7 +146,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.EPISODE_EVENTS,
         public=False,
-        key=episode_key,
+        key=keys.episode_key,
         value="facts of one episode, or close (msgpack); header `tracegrad.origin`",
         written_by="normalize, assemble (close proposals)",
         read_by="assemble, audit",
@@ -165,7 +155,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.CLOSED_EPISODES,
         public=False,
-        key=closed_key,
+        key=keys.closed_key,
         value="closed marker (JSON)",
         written_by="assemble",
         read_by="assemble at assignment, audit, rewards gateway",
@@ -174,7 +164,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.CLOSED_GROUPS,
         public=False,
-        key=closed_key,
+        key=keys.closed_key,
         value="closed marker (JSON)",
         written_by="credit",
         read_by="credit at assignment, audit, rewards gateway",
@@ -182,7 +172,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.EPISODES,
-        key=group_key,
+        key=keys.group_key,
         value="episode (JSON); header `tracegrad.made_of`",
         written_by="assemble",
         read_by="credit, tasks, audit, index, live view",
@@ -191,7 +181,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.EPISODE_SCORES,
         public=False,
-        key=group_key,
+        key=keys.group_key,
         value="captured episodes that are on `episodes`, what was said since, close (JSON); header `tracegrad.origin`",
         written_by="assemble, credit (close proposals)",
         read_by="credit, audit, rewards gateway",
@@ -199,7 +189,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.TRANSITIONS,
-        key=policy_key,
+        key=keys.policy_key,
         value="Arrow IPC stream: the segments of one training group; header `tracegrad.made_of`",
         written_by="credit",
         read_by="trainer, audit, index",
@@ -208,7 +198,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.WEIGHTS,
-        key=policy_key,
+        key=keys.policy_key,
         value="epoch claim, version manifest, rollback request or held-out pass (JSON)",
         written_by="trainer; held-out passes: tasks; rollback requests: trainer, a person",
         read_by="trainer, tasks, weight sync, LLM gateway, audit, index, report, live view, `demo` (its proof)",
@@ -216,7 +206,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.WEIGHT_ACKS,
-        key=engine_key,
+        key=keys.engine_key,
         value="an engine serves a version (JSON)",
         written_by="weight sync",
         read_by="tasks, audit, live view, `demo` (its proof)",
@@ -224,7 +214,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.TRAINING_STEPS,
-        key=policy_key,
+        key=keys.policy_key,
         value="metrics and accounting of one batch, or groups given back of the one that is read (JSON)",
         written_by="trainer",
         read_by="trainer at its start, tasks, audit, index, report, live view",
@@ -232,7 +222,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.ADVANTAGES,
-        key=policy_key,
+        key=keys.policy_key,
         value="what a step made of the returns of one group's calls (JSON)",
         written_by="trainer",
         read_by="index, page",
@@ -241,7 +231,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.PROCESS_STATUS,
-        key=process_key,
+        key=keys.process_key,
         value="how a process stands, by itself or by its supervisor (JSON)",
         written_by="each process but engine and broker, every 2 s; the supervisor, of all",
         read_by="`status`, tasks, audit",
@@ -250,7 +240,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.DEAD_LETTERS,
-        key=original_key,
+        key=keys.original_key,
         value="the original bytes; headers tell reason, stage and origin",
         written_by="streams, gateways, runner, trainer",
         read_by="audit, rewards gateway, people",

@@ -30,6 +30,7 @@ from tracegrad.schemas.log.made_of import (
     raw_positions,
 )
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.otlp.salvage import decode_logs, decode_spans, service_of, spans_of
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
     CallEnded,
@@ -51,7 +52,6 @@ from tracegrad.schemas.records.episodes import (
 )
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
 from tracegrad.schemas.records.held_out import HeldOutPass
-from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes

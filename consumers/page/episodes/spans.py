@@ -14,8 +14,8 @@ from tracegrad.schemas.attributes import (
     GEN_AI_TOOL_NAME,
 )
 from tracegrad.schemas.ids import canonical_call
+from tracegrad.schemas.otlp.salvage import service_of
 from tracegrad.schemas.otlp.values import plain
-from tracegrad.schemas.records.otlp import service_of
 
 __all__ = ["SpanBar", "SpanView", "span_view", "waterfall"]
 

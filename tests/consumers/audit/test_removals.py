@@ -14,6 +14,7 @@ from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.otlp.salvage import decode_spans, spans_of
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES
 from tracegrad.schemas.records.facts import (
@@ -26,7 +27,6 @@ from tracegrad.schemas.records.facts import (
     SpanFact,
 )
 from tracegrad.schemas.records.held_out import HeldOutPass
-from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import decode_group
