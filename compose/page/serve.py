@@ -42,7 +42,6 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         folder=str(wiring.run_dir.path),
         is_live=is_live,
         policy=settings.policy.name,
-        bootstrap_servers=wiring.endpoints.bootstrap_servers,
         steps=settings.trainer.steps,
         groups_per_step=settings.trainer.groups_per_step,
         concurrency=settings.agent.concurrency if settings.agent else None,

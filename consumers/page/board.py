@@ -8,7 +8,6 @@ a `revision` that moves when there is something new. Invariants: bounded, as `Ru
 from __future__ import annotations
 
 import contextlib
-import math
 import sqlite3
 import threading
 import time
@@ -63,9 +62,6 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_live: bool
     """It runs, or others may write to it; else its broker was opened to look at it."""
     policy: str
-    bootstrap_servers: str
-    client: Mapping[str, str] = {}
-    """Settings of the cluster's clients that are no secret."""
     steps: int | None = None
     """How many it is asked for."""
     groups_per_step: int = 1
@@ -191,7 +187,7 @@ class Board:
             explain: an episode, and what was said behind its close, to what its calls are worth by the run's rules.
         """
         self.about, self.topics, self.state = about, topics, state
-        self.opened, self._raw, self.refusal = log, raw, refusal
+        self.opened, self.raw, self.refusal = log, raw, refusal
         self.pieces, self.explain = pieces, explain
         self.targets, self.scrape = services.targets, services.scrape
         self.rater, self.find_task = services.rater, services.find_task
@@ -215,17 +211,16 @@ class Board:
         """Set when somebody asks for the index; whoever fills it clears it."""
         self._names = {topics.name(topic): topic for topic in Topic}
 
-    def connect(self, log: Log, raw: Log, bootstrap_servers: str) -> None:
-        """The broker answers from now on, there."""
+    def connect(self, log: Log, raw: Log) -> None:
+        """The broker answers from now on."""
         with self.lock:
-            self.about = msgspec.structs.replace(self.about, bootstrap_servers=bootstrap_servers)
-            self.opened, self._raw = log, raw
+            self.opened, self.raw = log, raw
             self.changed()
 
     def disconnect(self) -> None:
         """The broker is gone until somebody asks for it."""
         with self.lock:
-            self.opened = self._raw = None
+            self.opened = self.raw = None
 
     @property
     def log(self) -> Log | None:
@@ -239,12 +234,6 @@ class Board:
         if log is None:
             raise UnavailableError("the run's broker does not answer yet; it is being started")
         return log
-
-    @property
-    def raw(self) -> Log | None:
-        """All of it, likewise; and to have it kept, since people read on with scripts."""
-        self._asked_until = math.inf
-        return self._raw
 
     @property
     def asks_log(self) -> bool:

@@ -1,4 +1,4 @@
-"""Data: the last records of a public topic, decoded, and a script that reads just that topic.
+"""Data: the last records of a public topic, decoded.
 
 In: the board, a topic's name. Out: a model. Invariants: a bounded number of records, each cut; nothing is kept of what
 is shown; what rooms leave out is shown too, and said to be that. Failure: RequestError for a topic that is not
@@ -20,7 +20,7 @@ from ..views.tail import as_json, sentence_of
 from .board import Board, ViewQuery
 from .view import View
 
-__all__ = ["VIEW", "TopicRecord", "snippet"]
+__all__ = ["VIEW", "TopicRecord", "last_records"]
 
 PUBLIC = {spec.topic.value: spec for spec in REGISTRY if spec.public}
 COUNTS = (20, 50, 200)
@@ -60,14 +60,13 @@ def model(board: Board, ask: ViewQuery) -> dict[str, Any]:
         "counts": counts,
         "full_name": board.topics.name(chosen.topic) if chosen else "",
         "records": last_records(board, chosen.topic, num) if chosen else [],
-        "snippet": snippet(board, chosen.topic) if chosen else "",
     }
 
 
 def last_records(board: Board, topic: Topic, num: int) -> list[TopicRecord]:
     """The newest first, over all partitions. Raises UnavailableError."""
-    log, name = board.raw, board.topics.name(topic)
-    if log is None:
+    is_there, log, name = board.log is not None, board.raw, board.topics.name(topic)
+    if log is None or not is_there:
         raise UnavailableError("the run's broker is being started to look at its topics; try again in some seconds")
     kept = log.offsets(name)
     starts = {TopicPartition(name, number): max(at.begin, at.end - num) for number, at in kept.items()}
@@ -87,48 +86,6 @@ def _topic_record(board: Board, topic: Topic, record: Record) -> TopicRecord:
         fields=fields if over <= 0 else f"{fields[:_MAX_TEXT]}\n... and {over:,} characters more",
         left_out=board.refusal(topic, record) or "",
     )
-
-
-_ARROW = """    batch = pa.ipc.open_stream(message.value()).read_all()
-    print(message.partition(), message.offset(), batch.num_rows, "rows", batch.column_names)
-"""
-_OTLP = """    request = {kind}.FromString(message.value())
-    print(message.partition(), message.offset(), request)
-"""
-_BYTES = """    print(message.partition(), message.offset(), len(message.value() or b""), "bytes", message.headers())
-"""
-
-
-def snippet(board: Board, topic: Topic) -> str:
-    """A whole script that follows just this topic, with nothing of ours."""
-    imports, lines = {
-        Topic.OTLP_SPANS: (
-            "from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest\n",
-            _OTLP.format(kind="ExportTraceServiceRequest"),
-        ),
-        Topic.OTLP_LOGS: (
-            "from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest\n",
-            _OTLP.format(kind="ExportLogsServiceRequest"),
-        ),
-        Topic.LLM_CALLS: ("import msgspec\n", "    print(msgspec.msgpack.decode(message.value()))\n"),
-        Topic.TRANSITIONS: ("import pyarrow as pa\n", _ARROW),
-        Topic.DEAD_LETTERS: ("", _BYTES),
-    }.get(topic, ("import json\n", "    print(json.loads(message.value()))\n"))
-    standard = imports if imports == "import json\n" else ""
-    others = "" if standard else imports
-    return f"""{standard}{others}from confluent_kafka import Consumer
-
-consumer = Consumer({{
-    "bootstrap.servers": "{board.about.bootstrap_servers}",
-    "group.id": "my-tap-{topic.value}",
-    "auto.offset.reset": "earliest",
-}})
-consumer.subscribe(["{board.topics.name(topic)}"])
-while True:
-    message = consumer.poll(1.0)
-    if message is None or message.error():
-        continue
-{lines}"""
 
 
 VIEW = View("data", "Data", "data.html", model, is_live=False)

@@ -31,7 +31,6 @@ def new_board(folder: Path, log: MemoryLog, *, is_live: bool = True) -> Board:
         folder=str(folder),
         is_live=is_live,
         policy="policy",
-        bootstrap_servers="127.0.0.1:9092",
         steps=80,
         groups_per_step=8,
         concurrency=8,

@@ -38,9 +38,7 @@ def board_over(
 ) -> Board:
     """Its index is up to date."""
     index_of(log, path).close()
-    about = RunInfo(
-        name="test", hash=RUN_HASH, folder=str(path), is_live=False, policy="policy", bootstrap_servers="127.0.0.1:1"
-    )
+    about = RunInfo(name="test", hash=RUN_HASH, folder=str(path), is_live=False, policy="policy")
     state = RunState(TOPICS, RunHash(RUN_HASH), "policy")
     return Board(about, TOPICS, state, log=log, raw=log, pieces=pieces, explain=explain)
 

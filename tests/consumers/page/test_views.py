@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import threading
 import time
@@ -22,7 +21,7 @@ from tracegrad.consumers.index.build import IndexProgress
 from tracegrad.consumers.page import data
 from tracegrad.consumers.page.board import Board, TopicCount, ViewQuery
 from tracegrad.consumers.page.board_reader import FOLDED, BoardReader
-from tracegrad.consumers.page.data import last_records, snippet
+from tracegrad.consumers.page.data import last_records
 from tracegrad.consumers.page.run import now_of, pays_most
 from tracegrad.consumers.page.system import AccountSum, model, sums_of
 from tracegrad.schemas.errors import UnavailableError
@@ -32,7 +31,7 @@ from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessStat
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, GroupRef, RolloutEvent, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
-from tracegrad.schemas.topics import REGISTRY, Stage, Topic
+from tracegrad.schemas.topics import Stage, Topic
 
 
 @pytest.fixture
@@ -127,17 +126,6 @@ def test_of_large_records_few_are_shown(board: Board, topic: Topic, num: int) ->
     """A group's tensors: two hundred of them were seconds, and megabytes of a page."""
     shown = data.model(board, ViewQuery(topic.value, {"n": "200"}))
     assert (shown["num"], max(shown["counts"])) == (num, num)
-
-
-@pytest.mark.parametrize("topic", [spec.topic for spec in REGISTRY if spec.public])
-def test_a_topics_script_is_one(board: Board, topic: Topic) -> None:
-    """It compiles, names the topic in full and the broker, and imports nothing of ours."""
-    text = snippet(board, topic)
-    tree = ast.parse(text)
-    assert TOPICS.name(topic) in text and board.about.bootstrap_servers in text
-    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert not any(name.startswith("tracegrad") for name in modules)
 
 
 async def test_a_private_topic_is_no_contract_and_not_shown(board: Board) -> None:
