@@ -20,8 +20,6 @@ import msgspec
 
 from tracegrad.schemas.beat import START_S, Beat, kept
 
-__all__ = ["BeatRecord", "beating", "read_beat"]
-
 _EVERY_S = 1.0
 _BYTES = 256
 """Of the file: one page, so that a reader meets the old bytes or the new ones."""

@@ -27,8 +27,6 @@ from tracegrad.schemas.topics import Topics
 from .kafka.client_settings import KafkaConfig
 from .kafka.log import KafkaLog
 
-__all__ = ["TracegradKafkaExporter", "kafka_of"]
-
 _PREFIX = "TRACEGRAD_KAFKA_"
 _ANY_RUN = RunName("any")
 """Raw topics belong to none."""

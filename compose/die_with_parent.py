@@ -15,8 +15,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-__all__ = ["guarded"]
-
 _PR_SET_PDEATHSIG = 1
 _EXIT_STATUS = 79
 

@@ -21,19 +21,6 @@ from filelock import FileLock, Timeout
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 
-__all__ = [
-    "KEY",
-    "MARK",
-    "RunKey",
-    "hold_lock",
-    "is_held",
-    "moved",
-    "read_key",
-    "read_record",
-    "write_atomically",
-    "write_record",
-]
-
 T = TypeVar("T")
 MARK = "run.json"
 """By which a run's folder is known."""

@@ -22,17 +22,6 @@ from pathlib import Path
 from tracegrad.producers.exposure import bind
 from tracegrad.schemas.errors import UnavailableError
 
-__all__ = [
-    "LOOPBACK",
-    "GatewaySocket",
-    "answers",
-    "free_port",
-    "inherited_fd",
-    "is_free",
-    "num_served",
-    "without_proxy",
-]
-
 LOOPBACK = "127.0.0.1"
 _NAMES = (LOOPBACK, "localhost", "::1")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")

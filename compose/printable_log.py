@@ -21,8 +21,6 @@ from enum import StrEnum
 
 from tracegrad.schemas.text import printable
 
-__all__ = ["LOG_FORMAT", "LogFormat", "log_to_stderr"]
-
 LOG_FORMAT = "TRACEGRAD_LOG_FORMAT"
 """The variable by which the processes of a run are told."""
 _EPISODE = re.compile(r"(?<![0-9a-f])(?:[0-9a-f]{32}|[0-9a-f]{28})(?![0-9a-f])")

@@ -20,23 +20,6 @@ from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 
-__all__ = [
-    "BEFORE",
-    "FIELDS",
-    "MAX_WORD",
-    "NAMES",
-    "NUMBERS",
-    "SETTLED",
-    "SPAN_TOPICS",
-    "WORDS",
-    "EpisodeFacts",
-    "Field",
-    "SpanRange",
-    "cut",
-    "read_facts",
-    "unique_names",
-]
-
 SPAN_TOPICS = (Topic.OTLP_SPANS, Topic.OTLP_LOGS)
 MAX_WORD = 200
 """Characters of a name: others choose them."""

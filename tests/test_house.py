@@ -18,12 +18,12 @@ pytestmark = pytest.mark.slow
 
 CONTROL_FLOW = "compose/run/supervisor.py: _KillAllAtOnce"
 """A signal's way out of the main loop, caught beside it; no error that anybody hears of."""
-LISTED = ("producers", "trainer", "consumers", "compose")
+LISTED = ("producers", "trainer")
 """Rooms whose modules each list what they export."""
 MAX_FILE = 350
 MAX_FUNCTION = 50
 MAX_FOLDER = 16
-MAX_CODE_LINES = 41_200
+MAX_CODE_LINES = 40_000
 """Of the six rooms together: a feature that breaks it names what goes."""
 
 

@@ -24,8 +24,6 @@ from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from ..die_with_parent import guarded
 from ..loopback import without_proxy
 
-__all__ = ["ChatAgent", "with_folder"]
-
 _HOST = """
 import asyncio, importlib.util, inspect, json, os, sys
 out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr

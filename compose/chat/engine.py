@@ -30,8 +30,6 @@ from ..loopback import answers, free_port
 from ..run.report import read_results, version_folders
 from ..run.wiring import Wiring
 
-__all__ = ["ChatEngine", "folder_of"]
-
 _READY_TIMEOUT_S = 300.0
 _LOG_END = 64_000
 

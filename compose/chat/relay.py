@@ -22,8 +22,6 @@ import msgspec
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["Relay", "Turn", "said", "tool_results"]
-
 _MAX_BYTES = 8 << 20
 _TIMEOUT = httpx.Timeout(300.0, connect=5.0)
 _PASSED_ON = ("content-type", "accept", "traceparent", "tracestate", "baggage", "anthropic-version")

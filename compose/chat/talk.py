@@ -22,8 +22,6 @@ from tracegrad.schemas.text import one_line
 from .agent import ChatAgent
 from .relay import Relay, Turn
 
-__all__ = ["Reply", "Side", "Talk", "reply_lines", "side_by_side"]
-
 MIN_COLUMN = 28
 _GAP = "   "
 

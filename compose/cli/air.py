@@ -22,8 +22,6 @@ from .replay_command import From, Source, To, history_range
 if TYPE_CHECKING:
     from tracegrad.streams.compare import Comparison
 
-__all__ = ["app"]
-
 _SHOWN = 5
 """Of groups' ids; JSON has all."""
 

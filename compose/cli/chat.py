@@ -21,8 +21,6 @@ from .common import RUNS, JsonFlag, RunArgument, RunsDirOption, echo, find_run
 if TYPE_CHECKING:
     from ..chat.talk import Side
 
-__all__ = ["chat"]
-
 
 def chat(
     run: RunArgument = None,

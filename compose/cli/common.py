@@ -27,24 +27,6 @@ from ..run.run_dir import RunDir
 from ..run.settings import RunSettings
 from ..run.wiring import Wiring
 
-__all__ = [
-    "RUNS",
-    "JsonFlag",
-    "LogFormatOption",
-    "NewRunOption",
-    "RunArgument",
-    "RunOption",
-    "RunsDirOption",
-    "answering",
-    "echo",
-    "find_run",
-    "help_of",
-    "load_settings",
-    "log_as",
-    "reachable_log",
-    "tell_wait",
-]
-
 DEFAULT_FILE = Path("tracegrad.toml")
 RUNS = Path("runs")
 

@@ -13,8 +13,6 @@ from enum import StrEnum
 
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["Form", "written"]
-
 
 class Form(StrEnum):
     """Who reads the variables."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ..history.index import OpenIndex
 
-__all__ = ["episodes", "lineage"]
-
 _TELL_S = 2.0
 
 Where = Annotated[

@@ -40,8 +40,6 @@ from .common import (
     reachable_log,
 )
 
-__all__ = ["audit", "status", "tail"]
-
 
 def status(
     run: RunArgument = None,

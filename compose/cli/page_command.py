@@ -16,8 +16,6 @@ from ..loopback import free_port, is_free
 from ..run.wiring import Wiring, port_of
 from .common import RUNS, RunArgument, RunsDirOption, echo, find_run, reachable_log
 
-__all__ = ["page"]
-
 
 def page(
     run: RunArgument = None,

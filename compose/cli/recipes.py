@@ -14,8 +14,6 @@ from tracegrad.trainer.algorithm.recipes import RECIPES
 from ..run.algorithms import recipe_facts
 from .common import JsonFlag, echo
 
-__all__ = ["recipes"]
-
 
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Explain this one; without it all are listed.")] = None,

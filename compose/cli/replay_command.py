@@ -24,19 +24,6 @@ from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, LogFormatOption, RunsDirOption, find_run, load_settings, log_as
 from .run import Set, set_flags
 
-__all__ = [
-    "REGRADE",
-    "From",
-    "HistoryCommand",
-    "HistoryRange",
-    "Source",
-    "To",
-    "check_window",
-    "history_range",
-    "moment_ms",
-    "replay",
-]
-
 _RUN = "run:"
 _ASKED_NOTHING = ("agent", "tasks")
 """Of a past nobody is asked again."""

@@ -38,8 +38,6 @@ from .common import (
 )
 from .env_forms import Form, written
 
-__all__ = ["CALCULATOR", "Set", "demo", "env", "serve", "set_flags", "train", "up", "variables"]
-
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator" / "tracegrad.toml"
 """Two up is the checkout, or the installed package: the rooms and the examples lie side by side in both."""
 FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or a folder that has a tracegrad.toml.")]

@@ -26,8 +26,6 @@ from .common import (
     load_settings,
 )
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Create the topics of a run, or list them.", no_args_is_help=True)
 
 

@@ -12,8 +12,6 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import Count, Device, File, Program, Section
 
-__all__ = ["EngineConfig", "EngineHandles"]
-
 
 class EngineConfig(Section, frozen=True, kw_only=True):
     """`[engine]`: vLLM, started by us or found under `url`."""

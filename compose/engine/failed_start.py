@@ -15,8 +15,6 @@ import msgspec
 
 from tracegrad.schemas.text import one_line
 
-__all__ = ["FailedStart", "explain", "read_failed_start"]
-
 _PASSING = (
     (
         r"max seq len.{0,120}KV cache|KV cache is needed|No available memory for the cache blocks",

@@ -20,8 +20,6 @@ from tracegrad.schemas.retry import retry
 from ..loopback import answers
 from .server import MODES, WORKER_EXTENSION
 
-__all__ = ["check_engine", "start_command", "wait_ready"]
-
 _TIMEOUT = httpx.Timeout(10.0, connect=2.0)
 _HEALTH_TIMEOUT_S = 2.0
 _INFO_TIMEOUT_S = 60.0

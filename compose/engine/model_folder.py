@@ -19,8 +19,6 @@ import msgspec
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["CPU_HEAD_DIMS", "check_model", "read_chat_template", "with_local_model"]
-
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM 0.32's CPU attention was compiled for."""
 _MARK = "tracegrad_probe"

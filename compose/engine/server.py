@@ -25,18 +25,6 @@ from ..files import write_atomically
 from .config import EngineConfig, EngineHandles
 from .model_folder import check_model
 
-__all__ = [
-    "GUARD",
-    "MODES",
-    "WORKER_EXTENSION",
-    "check_start",
-    "engine_argv",
-    "engine_environment",
-    "install_plugin",
-    "probe",
-    "serve",
-]
-
 MODES = {"--logprobs-mode": "processed_logprobs", "--generation-config": "vllm"}
 """Log probabilities of the distribution that was sampled from, and no defaults from the model's folder."""
 _MODULE = "tracegrad_vllm_plugin"

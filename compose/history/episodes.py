@@ -21,8 +21,6 @@ from tracegrad.streams.ratings import rate_again
 from ..run.wiring import Wiring
 from .selection import window_of
 
-__all__ = ["as_credited", "episodes_of"]
-
 
 def episodes_of(source: Wiring, begin_ms: int | None = None, end_ms: int | None = None) -> Iterator[Episode]:
     """Those of the groups that began within the window, as a replay would choose them; of one that was written several

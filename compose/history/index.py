@@ -23,8 +23,6 @@ from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
 from .run_broker import WAIT_S, open_broker
 
-__all__ = ["OpenIndex", "indexed", "is_current", "mark_current", "sizes_of"]
-
 _PATIENCE_S = 30.0
 """For a broker that is away: somebody waits for the answer."""
 

@@ -45,8 +45,6 @@ from ..run.settings import RunSettings
 from ..run.show import Show
 from ..run.wiring import Wiring
 
-__all__ = ["Grade", "Grades", "RecordedTasks", "Regrader", "check_grader", "regrading"]
-
 _GRADES = "grades.jsonl"
 _WITHOUT = "without: "
 _MAX_REASONS = 20

@@ -59,8 +59,6 @@ from .run_broker import open_broker as _opened
 from .selection import select_history, told_size
 from .trainable import check_vocabulary, why_nothing_trains
 
-__all__ = ["check_function", "opened", "replayed_settings", "run_replay"]
-
 _TRAINED = (Topic.WEIGHTS, Topic.TRAINING_STEPS)
 """What a run tells of its training."""
 _PROBLEMS = (

@@ -24,18 +24,6 @@ from ..files import write_record
 from ..run.run_dir import ReplayRecord, RunDir
 from ..run.settings import RunSettings
 
-__all__ = [
-    "DryRun",
-    "ReplayRequest",
-    "check_same",
-    "check_source",
-    "code_digest",
-    "known_source",
-    "remember",
-    "remembered",
-    "topics_between",
-]
-
 DryRun = Literal["count", "full"]
 """Write nothing: count what there is to read, or fold it too."""
 _RULES = ("air", "credit", "feedback", "policy", "reward", "select", "streams")

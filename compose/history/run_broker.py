@@ -14,8 +14,6 @@ from ..loopback import is_free
 from ..run.run_dir import RunDir
 from ..run.wiring import Wiring, port_of
 
-__all__ = ["WAIT_S", "is_opened", "is_running", "open_broker", "readable"]
-
 WAIT_S = 120.0
 """For another command that has opened the same broker."""
 _READER = "reader"

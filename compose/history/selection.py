@@ -23,8 +23,6 @@ from tracegrad.schemas.topics import INPUTS, Stage
 from ..run.wiring import Wiring
 from .request import ReplayRequest
 
-__all__ = ["select_history", "told_size", "window_of"]
-
 logger = logging.getLogger(__name__)
 
 

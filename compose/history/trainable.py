@@ -28,8 +28,6 @@ from tracegrad.trainer.batch.groups import GroupLimits, above, judge, why_untrai
 
 from ..run.wiring import Wiring
 
-__all__ = ["check_vocabulary", "why_nothing_trains"]
-
 _ANY_VOCABULARY = 2**31
 """check_vocabulary has looked at it."""
 _FILE = "tokenizer.json"

@@ -27,8 +27,6 @@ from tracegrad.schemas.retry import retry
 from .client_settings import Settings
 from .errors import boundary, log_error, translate
 
-__all__ = ["KafkaAdmin", "checked", "partition_of"]
-
 T = TypeVar("T")
 
 _NONE = -1

@@ -18,17 +18,6 @@ from tracegrad.schemas.log.protocol import AWAY_S
 from tracegrad.schemas.section import Count, Section
 from tracegrad.schemas.topics import MAX_CLIENT_BYTES, MAX_MESSAGE_BYTES
 
-__all__ = [
-    "CLIENT_SETTINGS",
-    "TAIL_GROUP",
-    "Contact",
-    "KafkaConfig",
-    "Settings",
-    "consumer_settings",
-    "producer_settings",
-    "shared_settings",
-]
-
 Settings = dict[str, str | int | float | bool]
 
 TAIL_GROUP = "tracegrad-tail"

@@ -25,8 +25,6 @@ from tracegrad.schemas.errors import (
     UnavailableError,
 )
 
-__all__ = ["CODES", "LogThrottle", "boundary", "log_error", "translate"]
-
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 10.0

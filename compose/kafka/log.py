@@ -24,8 +24,6 @@ from .positions import ANOTHER_RUN, TopicStart
 from .reader import GroupReader, TailReader
 from .writer import KafkaWriter
 
-__all__ = ["KafkaLog"]
-
 
 class KafkaLog:
     """schemas.log.protocol.Log on a Kafka cluster, and its administration.

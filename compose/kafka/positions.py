@@ -22,8 +22,6 @@ from tracegrad.schemas.errors import ConfigurationError, LogGapError
 from tracegrad.schemas.log.protocol import Log, Offsets, TopicPartition
 from tracegrad.schemas.topics import INPUTS, REGISTRY, Stage, Topic, Topics
 
-__all__ = ["ANOTHER_RUN", "TopicStart", "begin_run", "positions", "start_offsets"]
-
 logger = logging.getLogger(__name__)
 
 ANOTHER_RUN = "start another run, by another name (--run NAME)"

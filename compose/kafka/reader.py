@@ -25,8 +25,6 @@ from .admin import KafkaAdmin, checked, partition_of
 from .client_settings import Contact, Settings
 from .errors import boundary, log_error, translate
 
-__all__ = ["GroupReader", "TailReader"]
-
 logger = logging.getLogger(__name__)
 
 _MAX_UNREAD = 5000

@@ -22,8 +22,6 @@ from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage,
 from .client_settings import TAIL_GROUP, KafkaConfig
 from .log import KafkaLog
 
-__all__ = ["GroupPlan", "TopicPlan", "check_feedback_wait", "create_topics", "plan_groups", "plan_topics"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ from tracegrad.schemas.log.protocol import Headers, Position
 from .client_settings import Contact, Settings
 from .errors import boundary, log_error, translate
 
-__all__ = ["KafkaWriter", "partition_for"]
-
 logger = logging.getLogger(__name__)
 _SEED, _FACTOR, _SHIFT, _WORD = 0x9747B28C, 0x5BD1E995, 24, 0xFFFFFFFF
 

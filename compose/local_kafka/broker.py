@@ -41,8 +41,6 @@ from ..loopback import LOOPBACK, free_port, is_free
 from ..printable_log import LOG_FORMAT, LogFormat, log_to_stderr
 from .installation import aot_cache, cache_dir, class_path, find_java
 
-__all__ = ["LocalKafka", "is_ready", "main"]
-
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0

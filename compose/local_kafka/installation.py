@@ -24,8 +24,6 @@ from tracegrad.schemas.retry import retry
 
 from ..files import hold_lock, write_atomically
 
-__all__ = ["Jar", "aot_cache", "cache_dir", "class_path", "find_java", "locked_jars"]
-
 _LOCK_FILE = Path(__file__).with_name("jars.lock")
 _LOCK_WAIT_S = 600.0
 """Longer than any sane first download by another process."""

@@ -27,8 +27,6 @@ from tracegrad.schemas.metrics import Metrics
 
 from ..files import write_atomically
 
-__all__ = ["announce", "announced", "scrape_line", "serving_metrics", "target_file", "withdraw"]
-
 _logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
 _HOSTS = {_LOOPBACK, "localhost"}

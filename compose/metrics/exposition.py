@@ -15,8 +15,6 @@ from prometheus_client.registry import Collector
 
 from tracegrad.schemas.metrics import Counter, Metrics
 
-__all__ = ["exposition"]
-
 
 class _Counted(Collector):
     def __init__(self, metrics: Metrics) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from tracegrad.schemas.metrics import Counter, Metric, by_owner
 
-__all__ = ["metrics_markdown"]
-
 _INTRO = """# Metrics
 
 Generated from `schemas/metrics/` by `python -m tracegrad.compose.metrics.reference`; do not edit.

@@ -15,8 +15,6 @@ from ..history.index import indexed
 from ..run.run_dir import RunDir
 from .texts import explain_by, pieces_of
 
-__all__ = ["export_episode"]
-
 
 def export_episode(run_dir: RunDir, asked: str, file: Path) -> str:
     """Writes it; its id. Blocks until the run's index is up to date."""

@@ -19,8 +19,6 @@ from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
 from .page_file import write_page_file
 
-__all__ = ["keep_broker"]
-
 _POLL_S = 0.2
 _READ_S = 600.0
 

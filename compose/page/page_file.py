@@ -31,8 +31,6 @@ from ..files import write_atomically
 from ..history.index import sizes_of
 from ..run.run_dir import RunDir
 
-__all__ = ["PAGE_FILE", "PageFile", "mark_of", "read_page_file", "restore_board", "write_page_file"]
-
 logger = logging.getLogger(__name__)
 PAGE_FILE = "page.msgpack"
 _MARKED = frozenset(FOLDED) - {Topic.PROCESS_STATUS}

@@ -14,8 +14,6 @@ from ..run.serve import serve
 from ..run.wiring import Wiring, port_of
 from .serve import serve_live
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Blocks; the exit status."""

@@ -21,8 +21,6 @@ from tracegrad.schemas.text import decode_json
 
 from ..run.wiring import Wiring
 
-__all__ = ["rater_at", "rater_of"]
-
 _TIMEOUT_S = 3.0
 _MAX_ANSWER_BYTES = 1024 * 1024
 _EXPECTED = "expected what became of it from the rewards gateway"

@@ -25,8 +25,6 @@ from .page_file import read_page_file, restore_board, write_page_file
 from .rate import rater_of
 from .texts import explain_by, find_task_in, pieces_of
 
-__all__ = ["serve_ended", "serve_live"]
-
 logger = logging.getLogger(__name__)
 _LEAVE_S = 3.0
 """The supervisor kills what has not stopped in ten."""

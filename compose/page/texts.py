@@ -25,8 +25,6 @@ from tracegrad.streams.ratings import rated_anew
 
 from ..run.wiring import Wiring
 
-__all__ = ["explain_by", "find_task_in", "pieces_in", "pieces_of"]
-
 logger = logging.getLogger(__name__)
 _FILE = "tokenizer.json"
 

@@ -22,8 +22,6 @@ from tracegrad.schemas.section import PathKind, Section, nearest, section_of
 
 from .settings import GONE, RunSettings, choices, type_words
 
-__all__ = ["ENV_PREFIX", "load", "load_over"]
-
 S = TypeVar("S", bound=Section)
 ENV_PREFIX = "TRACEGRAD_"
 _FLAGS = {

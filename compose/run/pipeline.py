@@ -42,19 +42,6 @@ from .run_dir import Endpoints, RunDir
 from .settings import RunSettings
 from .wiring import Wiring, port_of
 
-__all__ = [
-    "BROKER",
-    "ENGINE_PARTS",
-    "ENVIRONMENT",
-    "PAGE",
-    "PAGE_LAYER",
-    "PARTS_WITHOUT_MODEL",
-    "history_specs",
-    "prepare_run",
-    "prepare_topics",
-    "specs",
-]
-
 BROKER = "kafka"
 PAGE = "page"
 PAGE_LAYER = 4

@@ -34,8 +34,6 @@ from ..engine.failed_start import FailedStart
 from ..loopback import GatewaySocket
 from ..metrics.endpoint import withdraw
 
-__all__ = ["Child", "ProcessSpec"]
-
 _logger = logging.getLogger(__name__)
 _LOOK_S = 5.0
 """At most this counts as silence between two looks: a supervisor that was stopped itself has missed the beats."""

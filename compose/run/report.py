@@ -32,18 +32,6 @@ from .session import run_state
 from .show import Show
 from .wiring import Wiring
 
-__all__ = [
-    "account",
-    "demo_report",
-    "make_report",
-    "newest_folder",
-    "read_results",
-    "report_lines",
-    "results_lines",
-    "tell_results",
-    "version_folders",
-]
-
 _RESULTS = "results.json"
 _NAMED = 20
 _UNTRAINED = (

@@ -40,8 +40,6 @@ from ..kafka.positions import TopicStart, start_offsets
 from .settings import RunSettings, without_gone
 from .supervisor import Outcome
 
-__all__ = ["AUDIT", "Endpoints", "ReplayRecord", "RunDir", "RunRecord"]
-
 _STARTS = "starts.json"
 AUDIT = "audit.json"
 """Among the results: what was counted when the run ended last."""

@@ -43,8 +43,6 @@ from .run_dir import RunDir
 from .status_reports import reporting
 from .wiring import Wiring
 
-__all__ = ["NAMES", "lacking", "serve"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -36,19 +36,6 @@ from .status_reports import StatusReports, metrics_shown
 from .supervisor import Outcome, OutcomeKind, Supervisor, in_thread
 from .wiring import Wiring, upstream
 
-__all__ = [
-    "INTERRUPTED",
-    "LastWords",
-    "Onlookers",
-    "ReportMaker",
-    "replay_command",
-    "run_session",
-    "run_state",
-    "supervise",
-    "watch_arrivals",
-    "watch_steps",
-]
-
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT, as shells count."""
 WatchFactory = Callable[[Wiring, Show], Watcher]

@@ -37,8 +37,6 @@ from tracegrad.trainer.history.config import ReplayConfig
 from ..engine.config import EngineConfig
 from ..kafka.client_settings import KafkaConfig
 
-__all__ = ["GONE", "RunSettings", "choices", "settings_markdown", "type_words", "without_gone"]
-
 GONE = {
     "engine.max_num_seqs": 'give vLLM the number itself: [engine] args = ["--max-num-seqs", "256"]',
     "feedback.sources": "post the scores to /v1/rewards, as examples/feedback/from_elsewhere.py does",

@@ -31,8 +31,6 @@ from tracegrad.schemas.text import printable
 from ..printable_log import LOG_FORMAT, LogFormat
 from .settings import RunSettings
 
-__all__ = ["JsonShow", "RichShow", "Show", "activation", "choose_show", "introduce", "named", "offer"]
-
 _logger = logging.getLogger(__name__)
 _logger.setLevel(logging.INFO)  # whatever is left out of the others
 _HEADER = "  step  version  reward  tools ok  staleness{lag}   open    s"

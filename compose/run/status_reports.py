@@ -26,8 +26,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from ..metrics.endpoint import announce, serving_metrics, target_file, withdraw
 from .wiring import Wiring
 
-__all__ = ["StatusReports", "metrics_shown", "reporting"]
-
 _logger = logging.getLogger(__name__)
 _SUPERVISOR = "supervisor"
 _INTERVAL_S = 2.0

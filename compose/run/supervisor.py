@@ -29,8 +29,6 @@ from tracegrad.schemas.records.process_status import ProcessState, SupervisedPro
 
 from .process import Child, ProcessSpec
 
-__all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor", "in_thread"]
-
 Made = TypeVar("Made")
 
 _logger = logging.getLogger(__name__)

@@ -41,8 +41,6 @@ from .settings import RunSettings
 if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
 
-__all__ = ["Wiring", "upstream"]
-
 _EPISODE_MARGIN_S = 60.0
 """Beyond assemble's longest deadline, until its proposal to close (made again after 30 s, if a worker lost it) is an
 episode."""

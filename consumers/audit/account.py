@@ -32,8 +32,6 @@ from .links import check_links
 from .read import gather
 from .versions import Look, check_versions
 
-__all__ = ["AccountLine", "Report", "audit", "feedback_terms"]
-
 
 class AccountLine(msgspec.Struct, kw_only=True):
     """One line of the accounting, over distinct ids."""

@@ -20,8 +20,6 @@ from tracegrad.schemas.topics import Stage, Topic
 
 from .feedback import FeedbackAccount
 
-__all__ = ["MAX_NAMED", "EpisodeEvidence", "Evidence"]
-
 MAX_NAMED = 1_000
 """Missing ids, and unverified records, that a report names; the rest are counted."""
 

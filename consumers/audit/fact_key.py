@@ -20,8 +20,6 @@ from tracegrad.schemas.records.facts import (
 )
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutEvent
 
-__all__ = ["FEEDBACK", "event_key", "fact_key", "reward_key"]
-
 FEEDBACK = "feedback:"
 """Begins the key of feedback on what no runner started, behind the kind."""
 

@@ -20,8 +20,6 @@ from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
 from tracegrad.schemas.topics import Stage
 
-__all__ = ["FeedbackAccount", "FeedbackPiece"]
-
 
 class FeedbackPiece(msgspec.Struct, kw_only=True):
     """What is said under one key of one thing."""

@@ -17,8 +17,6 @@ from tracegrad.schemas.topics import Stage, Topic
 from .evidence import Evidence
 from .fact_key import FEEDBACK
 
-__all__ = ["check_links", "gaps"]
-
 _RAW = {
     "call": Topic.LLM_CALLS,
     "call_ended": Topic.LLM_CALLS,

@@ -75,8 +75,6 @@ from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 from .evidence import EpisodeEvidence, Evidence
 from .fact_key import event_key, fact_key, reward_key
 
-__all__ = ["gather"]
-
 T = TypeVar("T")
 _COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS, Topic.PROCESS_STATUS)
 

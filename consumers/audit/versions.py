@@ -27,8 +27,6 @@ from tracegrad.schemas.topics import Topic
 from .evidence import Evidence
 from .links import gaps
 
-__all__ = ["Look", "check_versions"]
-
 
 class _Standing(NamedTuple):
     """Of the weights after a step."""

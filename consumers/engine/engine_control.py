@@ -17,8 +17,6 @@ from tracegrad.schemas.beat import WITHIN_S, waiting
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.records.weights import VersionManifest, WeightKind
 
-__all__ = ["EngineControl", "EngineStatus", "VllmControl"]
-
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 """For a question, or a pause (which waits for the engine's present step)."""
 _LOAD_TIMEOUT = httpx.Timeout(600.0, connect=5.0)

@@ -24,8 +24,6 @@ from tracegrad.schemas.metrics import (
     Metrics,
 )
 
-__all__ = ["EngineLoad"]
-
 _TIMEOUT = httpx.Timeout(1.0)
 _MAX_BYTES = 4 * 1024 * 1024
 _SERIES = re.compile(

@@ -27,8 +27,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TOKEN", "Guard", "VersionLoader"]
-
 logger = logging.getLogger("vllm.tracegrad")
 """Below vLLM's own, the only one that it gives a handler."""
 

@@ -59,8 +59,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from .engine_control import EngineControl, VllmControl
 from .load import EngineLoad
 
-__all__ = ["WeightSync", "WeightSyncHandles", "run", "verify_version"]
-
 _TOLD_CHARS = 500
 """Of a manifest's own words in an error: it may be of megabytes."""
 _logger = logging.getLogger(__name__)

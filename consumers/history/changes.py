@@ -23,8 +23,6 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from .recorded import RecordedEpisodes
 
-__all__ = ["ChangeCounts", "Changes"]
-
 _TOLD = 5
 """Ids named of those that differ."""
 

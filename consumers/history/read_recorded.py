@@ -20,8 +20,6 @@ from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
 from .recorded import RecordedEpisode, RecordedEpisodes, RecordRange
 
-__all__ = ["read_recorded"]
-
 _RAW = frozenset(INPUTS[Stage.NORMALIZE])
 logger = logging.getLogger(__name__)
 

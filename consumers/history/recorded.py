@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from tracegrad.schemas.log.protocol import Offsets, Position, TopicPartition
 
-__all__ = ["Claim", "RecordRange", "RecordedEpisode", "RecordedEpisodes"]
-
 
 @dataclass(frozen=True, slots=True)
 class RecordRange:

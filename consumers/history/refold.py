@@ -34,8 +34,6 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .recorded import Claim, RecordedEpisode, RecordedEpisodes
 
-__all__ = ["MakeAgain", "RateAgain", "Refold"]
-
 RateAgain = Callable[[bytes, Sequence[bytes]], bytes]
 """(an episode's record, feedback that came behind its close) -> the record as credit takes it."""
 MakeAgain = Callable[[str, str, str, Sequence[Output]], Sequence[Output]]

@@ -29,8 +29,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from .recorded import RecordedEpisodes
 from .refold import Refold
 
-__all__ = ["History", "ReplayProgress", "merged", "replay"]
-
 _TELL_S = 1.0
 _RECORDS_A_READ = 500
 _ACK_S = 60.0

@@ -25,8 +25,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from ..episode_facts import BEFORE, FIELDS, SETTLED, EpisodeFacts, read_facts
 from .recorded import RecordedEpisode, RecordedEpisodes
 
-__all__ = ["Window", "bounds_of", "chosen", "fits", "fitting", "terms_of"]
-
 _KINDS = {name: field.kind for name, field in FIELDS.items()}
 
 logger = logging.getLogger(__name__)

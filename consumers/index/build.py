@@ -28,8 +28,6 @@ from .fill import TableWriter
 from .schema import FORM
 from .settle import settle
 
-__all__ = ["INDEXED", "IndexProgress", "catch_up"]
-
 INDEXED = (Topic.EPISODES, Topic.TRANSITIONS, Topic.TRAINING_STEPS, Topic.WEIGHTS, Topic.ADVANTAGES)
 _YOUNG = Topic.ADVANTAGES
 """A run of an earlier release, which has ended, lacks it."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-__all__ = ["indexed", "make_by_group", "make_first", "make_for"]
-
 _FIRST = (
     "step", "excluded", "reward", "task", "state", "agent", "agents", "tool", "tools_failed", "version",
     "purpose",

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
-__all__ = ["FileSchema", "connect", "empty", "is_current", "opened", "remove", "transaction"]
-
 _BUSY_S = 30.0
 """How long a transaction of another process is waited for; they are short."""
 _LOOK_EVERY_S = 0.02

@@ -29,8 +29,6 @@ from tracegrad.schemas.topics import Topic
 
 from ..episode_facts import MAX_WORD, NAMES, NUMBERS, WORDS, cut, read_facts, unique_names
 
-__all__ = ["TableWriter"]
-
 _KNOWN = 100_000
 """Words and groups whose numbers are kept in memory."""
 _COLUMNS = ("id", "group", "partition", "offset", "at_ms", *WORDS, *NAMES, *NUMBERS, "own_excluded")

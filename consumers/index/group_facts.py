@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from .query import Question, condition_of
 
-__all__ = ["GroupFacts", "groups_where"]
-
 
 class GroupFacts(NamedTuple):
     """What is known of a group; numbers are over its episodes by which rollouts count."""

@@ -17,17 +17,6 @@ from tracegrad.schemas.records.versions import Version
 
 from .subject import Kind
 
-__all__ = [
-    "EpisodeLink",
-    "GroupLink",
-    "Lineage",
-    "StepLink",
-    "VersionLink",
-    "of_episodes",
-    "of_group",
-    "of_version",
-]
-
 
 class VersionLink(msgspec.Struct, frozen=True, kw_only=True):
     """A version. Example: VersionLink(version=18, label="7c1f3e9a-v18-e4", made_by="step", base_version=17, ...)."""

@@ -27,8 +27,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from .lineage import EpisodeLink, GroupLink
 from .subject import Subject, episodes_at, episodes_of_key
 
-__all__ = ["episodes_of_call", "episodes_of_span", "records_at", "with_feedback", "with_origins"]
-
 _READ_S = 10.0
 """How long one record is waited for."""
 _NEAR = 2_000

@@ -22,8 +22,6 @@ from tracegrad.schemas.log.where import Kind, Term
 from ..episode_facts import FIELDS
 from .fact_indexes import indexed, make_for
 
-__all__ = ["KINDS", "Question", "condition_of", "count", "find", "unread"]
-
 KINDS = {name: field.kind for name, field in FIELDS.items()}
 """What a text of terms is parsed against."""
 _FEW = 5_000

@@ -15,8 +15,6 @@ from pathlib import Path
 from ..episode_facts import NAMES, NUMBERS, WORDS
 from .file import FileSchema, opened
 
-__all__ = ["FORM", "open_index", "read_mark", "write_mark"]
-
 _REAL = ("reward", "paid", "duration_s")
 
 _TABLES = f"""

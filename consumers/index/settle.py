@@ -17,8 +17,6 @@ from tracegrad.schemas.records.training import surviving_steps
 from .fact_indexes import make_by_group, make_first
 from .file import transaction
 
-__all__ = ["settle"]
-
 _GROUPS = 2_000
 """Groups of a transaction."""
 _SETTLE = """

@@ -17,8 +17,6 @@ from tracegrad.schemas.text import one_line
 from .lineage import EpisodeLink, GroupLink, Lineage, StepLink, VersionLink
 from .subject import Kind
 
-__all__ = ["episode_lines", "lineage_lines", "time_text"]
-
 _HEADS = (
     "episode",
     "written (UTC)",

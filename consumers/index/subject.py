@@ -19,8 +19,6 @@ from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.versions import parse_label
 from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["Kind", "Subject", "episodes_at", "episodes_of_key", "taken_for"]
-
 _VERSION = re.compile(r"v?(0|[1-9][0-9]{0,11})")
 _SPAN = re.compile(r"(?:([0-9a-f]{32})[/:])?([0-9a-f]{16})")
 _HEX = re.compile(r"[0-9a-f]{8,32}")

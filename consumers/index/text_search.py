@@ -29,15 +29,6 @@ from tracegrad.schemas.records.tokens import ids_from_bytes
 from .build import IndexProgress
 from .file import FileSchema, empty, opened, transaction
 
-__all__ = [
-    "are_prompts_read",
-    "catch_up_said",
-    "episodes_that_said",
-    "open_said",
-    "positions_of",
-    "text_of",
-]
-
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids to the text of each."""
 _PATIENCE_S = 5.0

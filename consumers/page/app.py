@@ -38,8 +38,6 @@ from .guard import POSTED, Guard
 from .render import STATIC, render
 from .view import View
 
-__all__ = ["VIEWS", "make_app"]
-
 VIEWS: tuple[View, ...] = (run.VIEW, learned.VIEW, group_list.VIEW, system.VIEW, data.VIEW, group.VIEW, episode.VIEW)
 """In the order of the page's head."""
 _MAX_BODY, _MAX_FIELDS, _BODY_S = 16 * 1024, 10, 5.0

@@ -34,18 +34,6 @@ from ..index.schema import open_index
 from ..index.text_search import are_prompts_read, episodes_that_said, open_said, positions_of
 from ..views.run_state import RunState
 
-__all__ = [
-    "Board",
-    "CallWorth",
-    "MetricsTarget",
-    "Rater",
-    "Rating",
-    "RunInfo",
-    "RunServices",
-    "TopicCount",
-    "ViewQuery",
-]
-
 _LOOKED_S = 10.0
 """So long after the last look the run counts as watched."""
 _HELD_S = 30.0

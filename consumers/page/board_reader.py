@@ -26,8 +26,6 @@ from ..index.schema import open_index
 from ..index.text_search import catch_up_said, open_said
 from .board import Board, TopicCount
 
-__all__ = ["FOLDED", "BoardReader", "read_said"]
-
 logger = logging.getLogger(__name__)
 
 FOLDED = {

@@ -19,8 +19,6 @@ from tracegrad.schemas.records.training import TrainingStep
 
 from ..views.held_out import HeldOut
 
-__all__ = ["Chart", "Charts", "Series", "alarm_spells", "charts_of", "running_mean"]
-
 _POINTS = 1_000
 _SMOOTH = 10
 _USUAL, _FAR, _ROOM = 0.9, 3.0, 1.5

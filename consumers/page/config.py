@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tracegrad.schemas.section import Port, Section
 
-__all__ = ["PageConfig"]
-
 
 class PageConfig(Section, frozen=True, kw_only=True):
     """`[page]`: the page that shows the run, at 127.0.0.1 and behind a token."""

@@ -20,8 +20,6 @@ from ..views.tail import as_json, sentence_of
 from .board import Board, ViewQuery
 from .view import View
 
-__all__ = ["VIEW", "TopicRecord", "last_records"]
-
 PUBLIC = {spec.topic.value: spec for spec in REGISTRY if spec.public}
 COUNTS = (20, 50, 200)
 """How many may be asked for."""

@@ -17,8 +17,6 @@ from tracegrad.schemas.text import printable
 
 from ..index.show import time_text
 
-__all__ = ["STATIC", "render"]
-
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
 

@@ -23,8 +23,6 @@ from .board import Board, ViewQuery
 from .charts import Charts, alarm_spells, charts_of
 from .view import View
 
-__all__ = ["VIEW", "now_of", "pays_most"]
-
 _VERSIONS = 8
 """That are listed."""
 _NEWEST = 10

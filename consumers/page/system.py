@@ -18,8 +18,6 @@ from ..views.processes import process_rows
 from .board import Board, TopicCount, ViewQuery
 from .view import View
 
-__all__ = ["VIEW", "AccountSum", "sums_of"]
-
 ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
     (
         "Producers",

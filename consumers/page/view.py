@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from .board import Board, ViewQuery
 
-__all__ = ["View"]
-
 
 class View(NamedTuple):
     """One of the page's views."""

@@ -16,8 +16,6 @@ from tracegrad.schemas.topics import Stage
 
 from .run_state import RunState
 
-__all__ = ["Activity", "activity_in", "open_of", "slots_of", "trouble_of", "waiting_text"]
-
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """A run at this moment."""

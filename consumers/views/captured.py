@@ -21,8 +21,6 @@ from tracegrad.schemas.records.calls import CallRecord, Purpose
 from tracegrad.schemas.records.episodes import ClosedMarker, Episode
 from tracegrad.schemas.records.training import TrainingStep
 
-__all__ = ["CapturedTraffic", "RatedShare", "TrafficLine", "versions_per_s"]
-
 _CONVERSATIONS = 2_000
 _IDS = 10_000
 _PACE_STEPS = 10

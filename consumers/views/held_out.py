@@ -10,8 +10,6 @@ import msgspec
 
 from tracegrad.schemas.records.held_out import HeldOutPass, HeldOutScore
 
-__all__ = ["HeldOut", "held_out_of", "held_out_text"]
-
 
 class HeldOut(HeldOutScore, frozen=True, kw_only=True):
     """One pass over the held-out tasks: its score, and which pass it is."""

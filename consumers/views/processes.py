@@ -16,8 +16,6 @@ from tracegrad.schemas.text import one_line
 
 from .run_state import RunState
 
-__all__ = ["ProcessRow", "process_lines", "process_rows"]
-
 _SILENT_S = 10.0
 """A process reports every 2 s."""
 

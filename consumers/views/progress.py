@@ -16,17 +16,6 @@ from .held_out import HeldOut, held_out_text
 from .results import Results
 from .terminal import Event, StepLine
 
-__all__ = [
-    "RunProgress",
-    "duration",
-    "glance_lines",
-    "last_steps",
-    "next_lines",
-    "now_line",
-    "sampled_text",
-    "sparkline",
-]
-
 _BLOCKS = "".join(chr(0x2581 + height) for height in range(8))
 _ASCII = "_.-=+*#@"
 _REWARDS = 20_000

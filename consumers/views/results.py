@@ -19,8 +19,6 @@ from tracegrad.schemas.topics import Topic
 from .held_out import HeldOut, held_out_of
 from .run_state import RunState
 
-__all__ = ["RESULTS_TOPICS", "Best", "Results", "RolledBack", "results_of"]
-
 RESULTS_TOPICS = (Topic.TRAINING_STEPS, Topic.WEIGHTS)
 """What must be folded for the numbers."""
 

@@ -47,8 +47,6 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from .captured import CapturedTraffic
 
-__all__ = ["RunState"]
-
 _EMITTED = "emitted"
 _STEPS = 20_000
 """A step without its ids is about 2 kB; a curve of more points says no more."""

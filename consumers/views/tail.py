@@ -68,8 +68,6 @@ from tracegrad.schemas.topics import Topic
 
 from .held_out import held_out_of, held_out_text
 
-__all__ = ["as_json", "as_text", "sentence_of"]
-
 _CUT = 60
 
 

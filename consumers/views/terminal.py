@@ -22,8 +22,6 @@ from .captured import TrafficLine, versions_per_s
 from .held_out import HeldOut, held_out_of, held_out_text
 from .run_state import RunState
 
-__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "TrafficLines"]
-
 _PATIENCE_S = 20.0
 """After a first sign of the agent, how long the other signs may take before their absence is said."""
 _EPISODES_A_LINE = 100

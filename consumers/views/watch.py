@@ -22,8 +22,6 @@ from tracegrad.schemas.topics import INPUTS, STREAMS, Topic, Topics
 from .run_state import RunState
 from .terminal import Event, Lines
 
-__all__ = ["Watcher", "fold_present", "fold_processes", "known_lag", "stream_lag"]
-
 _REPORTS = 2_000
 """A run of a dozen processes writes so many in two minutes."""
 

@@ -29,8 +29,6 @@ from .records import GroupCredit, facts_of, read_episodes, read_spans, read_trai
 from .spans import SpanBar, waterfall
 from .transcript import CallTranscript, Pieces, call_transcripts
 
-__all__ = ["COLORS", "VIEW", "EpisodeView", "read_view", "view_of"]
-
 COLORS = ("logprob", "advantage", "none")
 """By what tokens may be coloured."""
 

@@ -13,8 +13,6 @@ from html import escape
 from ..render import STATIC, render
 from .episode import COLORS, EpisodeView
 
-__all__ = ["file_of"]
-
 _SHEETS = ("page.css", "episodes.css")
 
 

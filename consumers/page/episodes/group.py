@@ -18,8 +18,6 @@ from ..view import View
 from .records import EpisodeRecord, GroupCredit, facts_of_group, read_episodes, read_trained
 from .transcript import CallTranscript, Message, Pieces, call_transcripts
 
-__all__ = ["VIEW", "Member", "RulePayment", "group_of", "paid_by"]
-
 _SHOWN = 32
 """Attempts whose text is shown."""
 

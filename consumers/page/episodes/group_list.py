@@ -26,8 +26,6 @@ from ...index.query import KINDS, Question
 from ..board import Board, ViewQuery
 from ..view import View
 
-__all__ = ["VIEW", "GroupsPage", "find_groups"]
-
 _ROWS = 50
 _MAX_SEARCHED = 200
 _MAX_SAID, _MAX_SAID_WHERE = 500, 50_000

@@ -23,8 +23,6 @@ from ..view import View
 from .records import facts_of, read_episodes
 from .transcript import CallTranscript, Pieces, call_transcripts
 
-__all__ = ["VIEW", "HeldOutTask", "LearnedTask", "learned_of", "learned_task", "tasks_of"]
-
 _MAX_ATTEMPTS = 200_000
 _MAX_TASKS = 500
 _WIDTH, _HEIGHT = 600.0, 80.0

@@ -23,8 +23,6 @@ from ...index.show import time_text
 from ..board import Board, Rater, Rating
 from .records import facts_of, read_episodes
 
-__all__ = ["Form", "form_of", "rate"]
-
 _KEY = re.compile(r"[0-9a-f]{32}")
 _WHAT = {"answer": "its last answer", "conversation": "the whole conversation"}
 _STATES = {

@@ -30,17 +30,6 @@ from ...index.origins import records_at
 from ...index.query import Question, find
 from .spans import SpanView, span_view
 
-__all__ = [
-    "CallCredit",
-    "EpisodeRecord",
-    "GroupCredit",
-    "facts_of",
-    "facts_of_group",
-    "read_episodes",
-    "read_spans",
-    "read_trained",
-]
-
 _MAX_SPAN_RECORDS = 1_000
 _MAX_SAID = 100
 _MAX_MEMBERS = 256

@@ -17,8 +17,6 @@ from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.otlp.salvage import service_of
 from tracegrad.schemas.otlp.values import plain
 
-__all__ = ["SpanBar", "SpanView", "span_view", "waterfall"]
-
 _MAX_ROWS = 400
 _MAX_DEPTH = 12
 """Deeper ones are drawn there."""

@@ -18,8 +18,6 @@ from ..board import Board
 from .records import facts_of, read_episodes
 from .transcript import first_user_message
 
-__all__ = ["line_of", "task_of"]
-
 
 def line_of(task: Task) -> bytes:
     """As a tasks file has it."""

@@ -23,8 +23,6 @@ from tracegrad.schemas.text import decode_json
 
 from .records import CallCredit
 
-__all__ = ["CallTranscript", "Message", "Pieces", "Token", "ToolUse", "call_transcripts", "first_user_message"]
-
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids to the text of each."""
 
