@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from tracegrad.schemas.records.training import RatingDrop
-from tracegrad.trainer.rating_drop import VersionRatings, watched
+from tracegrad.trainer.rating_drop import VersionRatings, judge_ratings
 
 PER_BATCH, LAGS = 32, (2, 8)
 CHANGES_AT = 60
@@ -53,7 +53,7 @@ def rolled_back(rate: Rate, conversations: int, seed: str, window: int) -> tuple
     state, num_changed = VersionRatings(), 0
     for scores in batches(rate, conversations, seed):
         num_changed += sum(version >= CHANGES_AT for version, _ in scores)
-        state, worse = watched(state, scores, window)
+        state, worse = judge_ratings(state, scores, window)
         if worse is not None:
             return worse, num_changed
     return None

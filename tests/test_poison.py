@@ -252,7 +252,7 @@ def test_trainers_batches() -> None:
         refusals=Refusals(TOPICS, metrics, stops=True),
     )
     for record in of_run(Topic.TRANSITIONS):
-        batch.add(record)
+        batch.add_record(record)
     closed = batch.close(run=GOLDEN_RUN, version=10, max_staleness=10)
     assert closed.next_offset == poison.NUM
     assert len(closed.dead) >= metrics.value(RECORDS_REFUSED) > 0

@@ -23,7 +23,7 @@ from tracegrad.schemas.records.training import RatedWindow, RatingDrop
 
 from .batch.groups import Group
 
-__all__ = ["Scored", "VersionRatings", "begun_anew", "held_from", "scores_of", "watched"]
+__all__ = ["RewardSums", "VersionRatings", "held_from", "judge_ratings", "restarted_at", "scores_of"]
 
 _FALSE_ALARMS = 0.05
 """Per run."""
@@ -33,7 +33,7 @@ _ROUNDING = 1e-12
 """Of a mean: equal ratings have no spread, and sums of them that differ by so much."""
 
 
-class Scored(msgspec.Struct, frozen=True, kw_only=True):
+class RewardSums(msgspec.Struct, frozen=True, kw_only=True):
     """The final rewards of one version's conversations."""
 
     num: int = 0
@@ -41,14 +41,16 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     squares: float = 0.0
 
     @classmethod
-    def of(cls, rewards: Sequence[float]) -> Scored:
+    def of(cls, rewards: Sequence[float]) -> RewardSums:
         """These."""
         squares = math.fsum(reward * reward for reward in rewards)
         return cls(num=len(rewards), total=math.fsum(rewards), squares=squares)
 
-    def plus(self, other: Scored) -> Scored:
+    def plus(self, other: RewardSums) -> RewardSums:
         """Both."""
-        return Scored(num=self.num + other.num, total=self.total + other.total, squares=self.squares + other.squares)
+        return RewardSums(
+            num=self.num + other.num, total=self.total + other.total, squares=self.squares + other.squares
+        )
 
 
 class VersionRatings(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +60,7 @@ class VersionRatings(msgspec.Struct, frozen=True, kw_only=True):
     """The first version that counts: older ones were sampled before a rollback."""
     num_looks: int = 0
     """Over the whole run: a rollback gives no new chances to be wrong."""
-    scored: dict[int, Scored] = {}
+    scored: dict[int, RewardSums] = {}
     """By version; of those that a window may need."""
 
 
@@ -75,7 +77,7 @@ def scores_of(groups: Iterable[Group], run: RunHash) -> Iterator[tuple[int, floa
                 yield newest[member.rollout_id], member.reward
 
 
-def watched(
+def judge_ratings(
     state: VersionRatings, scores: Iterable[tuple[int, float]], size: int
 ) -> tuple[VersionRatings, RatingDrop | None]:
     """The state after a batch, and what it shows. The caller begins anew once it has rolled back.
@@ -88,8 +90,8 @@ def watched(
     came: defaultdict[int, list[float]] = defaultdict(list)
     for version, reward in scores:
         came[version].append(reward)
-    new = {version: Scored.of(rewards) for version, rewards in came.items() if version >= state.since}
-    scored = state.scored | {version: state.scored.get(version, Scored()).plus(one) for version, one in new.items()}
+    new = {version: RewardSums.of(rewards) for version, rewards in came.items() if version >= state.since}
+    scored = state.scored | {version: state.scored.get(version, RewardSums()).plus(one) for version, one in new.items()}
     versions = sorted(scored, reverse=True)
     newest = _first(versions, scored, size)
     before = _first(versions[len(newest) :], scored, size)
@@ -100,7 +102,7 @@ def watched(
     return after, _compared(_window(before, scored), _window(newest, scored), after.num_looks)
 
 
-def begun_anew(state: VersionRatings, since: int) -> VersionRatings:
+def restarted_at(state: VersionRatings, since: int) -> VersionRatings:
     """Of a run that was rolled back: what versions before this one are rated tells nothing of those to come."""
     return msgspec.structs.replace(state, since=since, scored={})
 
@@ -112,7 +114,7 @@ def held_from(state: VersionRatings, size: int) -> int:
     return versions[len(newest)] if newest and len(newest) < len(versions) else state.since
 
 
-def _first(descending: Sequence[int], scored: Mapping[int, Scored], size: int) -> list[int]:
+def _first(descending: Sequence[int], scored: Mapping[int, RewardSums], size: int) -> list[int]:
     """The first of the versions that have `size` scored conversations together; none where all have fewer."""
     num, taken = 0, list[int]()
     for version in descending:
@@ -123,7 +125,7 @@ def _first(descending: Sequence[int], scored: Mapping[int, Scored], size: int) -
     return []
 
 
-def _window(versions: Sequence[int], scored: Mapping[int, Scored]) -> RatedWindow:
+def _window(versions: Sequence[int], scored: Mapping[int, RewardSums]) -> RatedWindow:
     known = [scored[version] for version in versions]
     num = sum(one.num for one in known)
     mean = math.fsum(one.total for one in known) / num

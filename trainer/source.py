@@ -99,11 +99,11 @@ class BatchReader:
             refusals=self.refusals,
         )
 
-    def add(self, batch: OpenBatch, record: Record) -> None:
-        """`OpenBatch.add`, marked on disk and timed."""
+    def add_record(self, batch: OpenBatch, record: Record) -> None:
+        """`OpenBatch.add_record`, marked on disk and timed."""
         began = time.perf_counter()
         with self.marks.reading(record):
-            batch.add(record)
+            batch.add_record(record)
         batch.read_s += time.perf_counter() - began
 
     def next_before(self, end_offset: int, look: Callable[[], None]) -> Record | None:
@@ -142,7 +142,7 @@ class LiveSource(Source):
             record = self.reader.reader.next()
             if record is not None:
                 self.metrics.clear(GROUPS_TAKEN)
-                self.reader.add(batch, record)
+                self.reader.add_record(batch, record)
                 continue
             if self.reader.stop.is_set():
                 return None

@@ -17,7 +17,7 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Term
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
-from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine
+from tracegrad.trainer.history.compare import TrainingInputs, changed_keys, changed_machine
 from tracegrad.trainer.history.config import Mode
 
 from ..files import write_record
@@ -83,7 +83,7 @@ def check_source(request: ReplayRequest, source: RunDir) -> None:
 def check_same(request: ReplayRequest, source: RunSettings, settings: RunSettings) -> list[str]:
     """What of the machine differs, so that bits may. Raises ConfigurationError where mode `same` cannot repeat the
     source: what is learnt would be another thing."""
-    was, now = (Taught(one.trainer, one.algorithm, one.seed) for one in (source, settings))
+    was, now = (TrainingInputs(one.trainer, one.algorithm, one.seed) for one in (source, settings))
     changed = changed_keys(was, now)
     rules_was, rules_now = _digests(source), _digests(settings)
     changed += [f"[{section}]" for section in _RULES if rules_was[section] != rules_now[section]]
@@ -195,7 +195,7 @@ def _other_training(settings: RunSettings, run_dir: RunDir) -> list[str]:
     if not run_dir.config.exists():
         return []
     before = run_dir.settings
-    was, now = (Taught(one.trainer, one.algorithm, one.seed) for one in (before, settings))
+    was, now = (TrainingInputs(one.trainer, one.algorithm, one.seed) for one in (before, settings))
     return [*changed_keys(was, now), *(["[replay]"] if before.replay != settings.replay else [])]
 
 

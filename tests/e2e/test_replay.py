@@ -25,7 +25,7 @@ from tracegrad.schemas.log.signed import SignedLog
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, VersionManifest
 from tracegrad.schemas.topics import Topic
-from tracegrad.trainer.history.record import recorded
+from tracegrad.trainer.history.record import fold_record
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -104,7 +104,7 @@ def check_equal(before: Told, after: Told, policy: str, newest: str | None) -> N
     assert len(set(after.transitions)) == len(after.transitions)
     assert sorted(after.episodes) == sorted(set(before.episodes))
 
-    wanted = recorded([*before.weights, *before.steps], policy).weights
+    wanted = fold_record([*before.weights, *before.steps], policy).weights
     lineage = Lineage(policy)
     for value in after.weights:
         lineage.fold(WEIGHTS.decode(value))

@@ -47,7 +47,7 @@ _TRAINER = str(Path(loop.__file__).parent)
 
 
 def function_of(frame: FrameType) -> str:
-    """`/batch/batches.py:OpenBatch.add`; "" where it is no function of the trainer's."""
+    """`/batch/batches.py:OpenBatch.add_record`; "" where it is no function of the trainer's."""
     code = frame.f_code
     return f"{code.co_filename[len(_TRAINER) :]}:{code.co_qualname}" if code.co_filename.startswith(_TRAINER) else ""
 

@@ -17,7 +17,7 @@ from tests.versions import OTHER_RUN, RUN, sampled_by
 from tracegrad.schemas.records.training import RatingDrop
 from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.config import AlarmsConfig
-from tracegrad.trainer.rating_drop import VersionRatings, begun_anew, held_from, scores_of, watched
+from tracegrad.trainer.rating_drop import VersionRatings, held_from, judge_ratings, restarted_at, scores_of
 
 pytestmark = pytest.mark.torch
 
@@ -38,7 +38,7 @@ def first(made: list[Scores], size: int) -> tuple[int, RatingDrop] | None:
     """Which batch is the first that has a run rolled back, and why."""
     state = VersionRatings()
     for number, scores in enumerate(made):
-        state, worse = watched(state, scores, size)
+        state, worse = judge_ratings(state, scores, size)
         if worse is not None:
             return number, worse
     return None
@@ -97,10 +97,10 @@ def test_after_a_rollback_older_versions_count_no_more() -> None:
     """What they sampled arrives late; the looks that were spent stay spent."""
     state = VersionRatings()
     for scores in ([(0, 1.0)] * 5, [(1, 0.0)] * 5):
-        state, worse = watched(state, scores, 5)
+        state, worse = judge_ratings(state, scores, 5)
     assert worse is not None and state.num_looks == 1
-    state = begun_anew(state, 2)
-    state, worse = watched(state, [(1, 0.0)] * 9 + [(2, 1.0)], 5)
+    state = restarted_at(state, 2)
+    state, worse = judge_ratings(state, [(1, 0.0)] * 9 + [(2, 1.0)], 5)
     assert worse is None and {version: one.num for version, one in state.scored.items()} == {2: 1}
     assert state.num_looks == 1
 
@@ -114,9 +114,9 @@ def test_a_checkpoint_between_two_batches_changes_no_decision(
     state = VersionRatings()
     for scores in batches(random.Random(seed), [before] * 20 + [after] * 20):
         held = held_from(state, size)
-        found, worse = watched(state, scores, size)
+        found, worse = judge_ratings(state, scores, size)
         again = msgspec.json.decode(msgspec.json.encode(state), type=VersionRatings)
-        assert watched(again, scores, size) == (found, worse)
+        assert judge_ratings(again, scores, size) == (found, worse)
         assert held <= held_from(found, size)
         if worse is not None:
             assert held <= held_from(found, size) == worse.before.to_version

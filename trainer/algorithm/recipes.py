@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from .recipe import Recipe
 
-__all__ = ["DEFAULT", "RECIPES", "Known"]
+__all__ = ["DEFAULT", "RECIPES", "NamedRecipe"]
 
 DEFAULT = "rloo_clip"
 
 
-class Known(NamedTuple):
+class NamedRecipe(NamedTuple):
     """A recipe and where it comes from."""
 
     recipe: Recipe
@@ -32,10 +32,10 @@ class Known(NamedTuple):
     """The strategy of `[credit]` that it is of; empty: any."""
 
 
-def _read() -> dict[str, Known]:
+def _read() -> dict[str, NamedRecipe]:
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    words = {name: {key: table.pop(key, "") for key in Known._fields[1:]} for name, table in tables.items()}
-    return {name: Known(Recipe(**table), **words[name]) for name, table in tables.items()}
+    words = {name: {key: table.pop(key, "") for key in NamedRecipe._fields[1:]} for name, table in tables.items()}
+    return {name: NamedRecipe(Recipe(**table), **words[name]) for name, table in tables.items()}
 
 
-RECIPES: Mapping[str, Known] = _read()
+RECIPES: Mapping[str, NamedRecipe] = _read()

@@ -113,10 +113,10 @@ class OpenBatch:
 
     @property
     def next_offset(self) -> int:
-        """Of the record that `add` takes next."""
+        """Of the record that `add_record` takes next."""
         return self.begin_offset + len(self._verdicts)
 
-    def add(self, record: Record) -> None:
+    def add_record(self, record: Record) -> None:
         """Takes the partition's next record. Not to be called once the batch is complete.
 
         Raises LogGapError when it is another record than the next: a batch is a contiguous interval; UnreadableError

@@ -17,7 +17,7 @@ from ..algorithm.recipe import Recipe
 from ..config import NOT_LEARNT, AlgorithmConfig, TrainerConfig
 from .config import History
 
-__all__ = ["OF_THE_MACHINE", "Taught", "changed_keys", "changed_machine", "require_recipe", "supervised"]
+__all__ = ["OF_THE_MACHINE", "TrainingInputs", "changed_keys", "changed_machine", "require_recipe", "supervised"]
 
 OF_THE_MACHINE = ("device", "dtype", "publish_dtype", "threads", "micro_batch_tokens", "micro_batch_logits")
 """Keys of `[trainer]` that change the order of sums, or their rounding, and nothing else."""
@@ -30,7 +30,7 @@ _BESIDE_LIKELIHOOD = (
 """Keys of `[algorithm]` that say nothing of what a return is worth."""
 
 
-class Taught(NamedTuple):
+class TrainingInputs(NamedTuple):
     """Of a run, what its training follows from, beside the start model and the records."""
 
     trainer: TrainerConfig
@@ -38,7 +38,7 @@ class Taught(NamedTuple):
     seed: int
 
 
-def changed_keys(source: Taught, own: Taught) -> list[str]:
+def changed_keys(source: TrainingInputs, own: TrainingInputs) -> list[str]:
     """`[trainer] lr 1e-05 -> 2e-05` of each key on which a step depends. Where a recipe is a user's file, which is run
     where it trains and nowhere else, what stands in `[algorithm]` is compared."""
     goes_by_steps = {source.trainer.lr_schedule, own.trainer.lr_schedule} != {"constant"}
@@ -52,7 +52,7 @@ def changed_keys(source: Taught, own: Taught) -> list[str]:
     ]
 
 
-def changed_machine(source: Taught, own: Taught) -> list[str]:
+def changed_machine(source: TrainingInputs, own: TrainingInputs) -> list[str]:
     """The same of keys that change bits alone."""
     left_out = source.trainer.__struct_fields__
     kept = {*left_out} - {*OF_THE_MACHINE}

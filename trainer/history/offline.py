@@ -69,7 +69,7 @@ class HistorySource(Source):
             record = self.reader.next_before(self.history.end_offset, look)
             if record is None:
                 return None
-            self.reader.add(batch, record)
+            self.reader.add_record(batch, record)
         return batch.close(run=self.history.run, version=None, max_staleness=0)
 
     def sift(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:

@@ -1,9 +1,9 @@
 """What a source run trained, by its own records: steps, rollbacks and versions, in order, under numbers of this run.
 
-In: the values of the source's `weights` and `training_steps`. Out: `Recorded`. Pure but for `read_record`, which opens
-the file. A run that repeats the source publishes a version for each of the source's that led to its last one, numbered
-without gaps: the source's numbers have some, where it lost checkpoints and trained otherwise. What the source undid so
-is left out, a rollback to it cannot be repeated.
+In: the values of the source's `weights` and `training_steps`. Out: `SourceRecord`. Pure but for `read_record`. A run
+that repeats the source publishes a version for each of the source's that led to its last one, numbered without gaps:
+the source's numbers have some, where it lost checkpoints and trained otherwise. What the source undid so is left out, a
+rollback to it cannot be repeated.
 Failure: ConfigurationError, when the records do not fit each other: a step is gone, a rollback leads nowhere.
 """
 
@@ -17,7 +17,7 @@ from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, VersionManifest
 
-__all__ = ["Recorded", "RecordedStep", "read_record", "recorded"]
+__all__ = ["RecordedStep", "SourceRecord", "fold_record", "read_record"]
 
 _WEIGHTS_FILE = "model.safetensors"
 
@@ -45,7 +45,7 @@ class RecordedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class SourceRecord:
     """A source's training."""
 
     steps: tuple[RecordedStep, ...]
@@ -76,13 +76,13 @@ class Recorded:
         return known is not None and known != own
 
 
-def read_record(path: str, policy: str) -> Recorded:
+def read_record(path: str, policy: str) -> SourceRecord:
     """What `History.record` names. Raises ConfigurationError; OSError when it is not there."""
     with Path(path).open("rb") as lines:
-        return recorded((line.rstrip(b"\n") for line in lines), policy)
+        return fold_record((line.rstrip(b"\n") for line in lines), policy)
 
 
-def recorded(values: Iterable[bytes], policy: str) -> Recorded:
+def fold_record(values: Iterable[bytes], policy: str) -> SourceRecord:
     """A source's record of one policy, from the values of `weights` and `training_steps`, each in its order.
 
     A value that is no record of either is passed over, as all readers do; what it said is then missing.
@@ -101,7 +101,7 @@ def recorded(values: Iterable[bytes], policy: str) -> Recorded:
     return _numbered(surviving_steps(found), lineage.versions)
 
 
-def _numbered(steps: list[TrainingStep], manifests: Mapping[int, VersionManifest]) -> Recorded:
+def _numbered(steps: list[TrainingStep], manifests: Mapping[int, VersionManifest]) -> SourceRecord:
     if [step.step for step in steps] != [*range(1, len(steps) + 1)] or not steps:
         raise ConfigurationError(
             f"expected the source's steps 1 to {len(steps) or 'N'} on `training_steps`, got "
@@ -132,7 +132,7 @@ def _numbered(steps: list[TrainingStep], manifests: Mapping[int, VersionManifest
         made.append(RecordedStep(step, started_from, numbers[at]))
     known = {numbers[number]: _sha256(one) for number, one in manifests.items() if number in numbers}
     weights = {number: sha256 for number, sha256 in known.items() if sha256 is not None}
-    return Recorded(tuple(made), tuple(rollbacks), weights)
+    return SourceRecord(tuple(made), tuple(rollbacks), weights)
 
 
 def _content(manifest: VersionManifest, numbers: Mapping[int, int]) -> int:

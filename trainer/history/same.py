@@ -30,7 +30,7 @@ from ..source import BatchReader, Source
 from ..store.checkpoint import CheckpointState, Progress
 from ..store.policy_log import PolicyLog
 from .config import History
-from .record import Recorded, RecordedStep
+from .record import RecordedStep, SourceRecord
 
 __all__ = ["SameSource"]
 
@@ -46,7 +46,7 @@ class SameSource(Source):
     """Of mode `same`."""
 
     history: History
-    record: Recorded
+    record: SourceRecord
     config: TrainerConfig
     depends_on: Mapping[str, str]
     """What this run's bits depend on beside its batches and what it learns by."""
@@ -95,7 +95,7 @@ class SameSource(Source):
             self._ahead = record if named is not None and named not in known else None
             if self._ahead is not None:
                 break
-            self.reader.add(batch, record)
+            self.reader.add_record(batch, record)
         return self._close(batch, due)
 
     def _close(self, batch: OpenBatch, due: RecordedStep) -> Batch:

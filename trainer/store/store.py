@@ -27,7 +27,7 @@ from tracegrad.schemas.records.weights import RollbackRequest
 
 from ..batch.batches import Batch
 from ..batch.groups import Verdict
-from ..rating_drop import begun_anew, scores_of, watched
+from ..rating_drop import judge_ratings, restarted_at, scores_of
 from .checkpoint import Checkpoints, CheckpointState
 from .publish import Versions
 
@@ -61,7 +61,7 @@ class Store:
         before = self.state
         self._dead += batch.dead
         scores = scores_of((*batch.groups, *batch.untrained), before.run)
-        ratings, worse = watched(before.ratings, scores, self.versions.window)
+        ratings, worse = judge_ratings(before.ratings, scores, self.versions.window)
         record = msgspec.structs.replace(record, rated_worse=worse)
         encoded = TRAINING_STEPS.encode(record)
         began = time.perf_counter()
@@ -145,14 +145,14 @@ class Rollbacks:
         except (OSError, ValueError) as error:
             _log.warning("rollback to version %d refused: %s", request.to_version, str(error)[:300])
             # Or what called for it would at each step.
-            ratings = begun_anew(progress.state.ratings, progress.state.version)
+            ratings = restarted_at(progress.state.ratings, progress.state.version)
             progress.state = msgspec.structs.replace(progress.state, ratings=ratings)
             return
         self._go_on_from(request.to_version)
 
     def _go_on_from(self, to_version: int, **changes: Any) -> None:
         version = self.versions.next_number()
-        ratings = begun_anew(self.store.state.ratings, version)
+        ratings = restarted_at(self.store.state.ratings, version)
         self.store.progress.advance(
             version=version, base_version=to_version, num_unpublished=0, ratings=ratings, **changes
         )

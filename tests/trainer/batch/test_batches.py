@@ -45,7 +45,7 @@ def open_batch(
     )
     for offset, value in enumerate(values, 10):
         if not batch.is_complete:
-            batch.add(record(value, offset))
+            batch.add_record(record(value, offset))
     return batch
 
 
@@ -187,7 +187,7 @@ def test_record_that_is_not_the_next_is_fatal(offset: int) -> None:
     """A batch is a contiguous interval: a record passed over, or seen again, is never trained around."""
     batch = open_batch([group_bytes(0)], num_groups=3)
     with pytest.raises(LogGapError, match="expected offset 11 of .*, got " + str(offset)):
-        batch.add(record(group_bytes(1), offset))
+        batch.add_record(record(group_bytes(1), offset))
 
 
 def test_source_reads_in_order_and_tells_its_lag(memory_log: MemoryLog) -> None:

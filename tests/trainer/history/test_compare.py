@@ -11,15 +11,15 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import RECIPES
 from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig
-from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine, require_recipe, supervised
+from tracegrad.trainer.history.compare import TrainingInputs, changed_keys, changed_machine, require_recipe, supervised
 from tracegrad.trainer.history.config import History
 
-SOURCE = Taught(TrainerConfig(), AlgorithmConfig(), 0)
+SOURCE = TrainingInputs(TrainerConfig(), AlgorithmConfig(), 0)
 
 
-def taught(*, seed: int = 0, algorithm: dict[str, Any] | None = None, **trainer: Any) -> Taught:
+def taught(*, seed: int = 0, algorithm: dict[str, Any] | None = None, **trainer: Any) -> TrainingInputs:
     """The source's, but for these keys."""
-    return Taught(TrainerConfig(**trainer), AlgorithmConfig(**(algorithm or {})), seed)
+    return TrainingInputs(TrainerConfig(**trainer), AlgorithmConfig(**(algorithm or {})), seed)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def taught(*, seed: int = 0, algorithm: dict[str, Any] | None = None, **trainer:
         (taught(algorithm={"recipe": "mine.py:best"}), ["[algorithm] recipe rloo_clip -> mine.py:best"]),
     ],
 )
-def test_each_key_that_changes_what_is_learnt_is_named(own: Taught, words: list[str]) -> None:
+def test_each_key_that_changes_what_is_learnt_is_named(own: TrainingInputs, words: list[str]) -> None:
     """A recipe that is spelt out otherwise is the same; how long a run may go on matters to a schedule alone."""
     assert changed_keys(SOURCE, own) == words
 

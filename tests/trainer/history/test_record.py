@@ -13,7 +13,7 @@ from tests.versions import RUN, claim, manifest
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, GroupsGivenBack, TrainingStep
 from tracegrad.schemas.records.weights import WEIGHTS, VersionManifest, WeightFile
-from tracegrad.trainer.history.record import Recorded, recorded
+from tracegrad.trainer.history.record import SourceRecord, fold_record
 
 
 def step(number: int, version: int, *, epoch: int = 1, skipped: str = "", **fields: Any) -> TrainingStep:
@@ -34,9 +34,9 @@ def weights(version: int, epoch: int = 1, *, base: int, after: int, sha256: str 
     return manifest(version, epoch, base_version=base, step=after, files=files)
 
 
-def record_of(steps: Sequence[TrainingStep], versions: Sequence[Any]) -> Recorded:
+def record_of(steps: Sequence[TrainingStep], versions: Sequence[Any]) -> SourceRecord:
     """From both topics, as a file has them."""
-    return recorded([*map(WEIGHTS.encode, versions), *map(TRAINING_STEPS.encode, steps)], "policy")
+    return fold_record([*map(WEIGHTS.encode, versions), *map(TRAINING_STEPS.encode, steps)], "policy")
 
 
 def test_versions_are_numbered_without_gaps_and_rollbacks_stand_in_their_place() -> None:
@@ -111,7 +111,7 @@ def test_what_is_neither_is_passed_over() -> None:
     told = GroupsGivenBack(run=RUN, policy="policy", epoch=1, step=1, consumed=1, group_ids=("x",))
     steps: list[TrainingStep | GroupsGivenBack] = [told, step(1, 1), step(1, 9, policy="other")]
     lines = [b"", b"{}", b"\xff", *map(TRAINING_STEPS.encode, steps)]
-    assert [one.version for one in recorded(lines, "policy").steps] == [1]
+    assert [one.version for one in fold_record(lines, "policy").steps] == [1]
 
 
 @given(st.lists(st.sampled_from(["step", "between", "skip", "last", "rollback"]), max_size=12), st.data())
