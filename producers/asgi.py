@@ -27,8 +27,6 @@ from tracegrad.schemas.errors import UnavailableError
 
 from .exposure import bind
 
-__all__ = ["serve"]
-
 _POLL_S = 0.1
 _MAX_HEADER_BYTES = 16 * 1024
 _HEADER_TIMEOUT_S = 10.0

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 
 from tracegrad.schemas.errors import OverloadedError, RequestError
 
-__all__ = ["Budget", "Share", "weigh_json"]
-
 _JSON_BYTES = {b"{": 150, b"[": 60, b'"': 30}
 """Of an object and what it is read into, a list, half a string."""
 

@@ -11,8 +11,6 @@ import socket
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.section import Port, Section
 
-__all__ = ["ListenConfig", "bind"]
-
 _BACKLOG = 1024
 
 

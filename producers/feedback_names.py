@@ -13,8 +13,6 @@ from tracegrad.schemas.records.episodes import AIR_RULE
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, MAX_REWARD
 from tracegrad.schemas.section import Section
 
-__all__ = ["MAX_NAME_CHARS", "RangeConfig", "check_names"]
-
 MAX_NAME_CHARS = 80
 _TAKEN = (AIR_RULE, f"{AGENT_REWARD}.")
 """Begin the names of what is paid or said otherwise, which counts by other rules."""

@@ -21,8 +21,6 @@ from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_
 
 from .budget import Share, weigh_json
 
-__all__ = ["UNREAD", "api_keys_of", "holder_of", "path_ids", "read_body", "read_both", "read_object", "retry_after_s"]
-
 UNREAD = (408, 413)
 """Answers given before the whole body was read; the connection ends with them, or the rest would go on coming."""
 _BODY_TIMEOUT_S = 10.0

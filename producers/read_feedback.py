@@ -30,8 +30,6 @@ from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, REWARDS, Reward
 
 from .feedback_names import MAX_NAME_CHARS, RangeConfig
 
-__all__ = ["MAX_REASON_CHARS", "fault_of", "read_feedback", "reward_record"]
-
 _TARGETS = ("response_id", "tool_call_id", "conversation_id", "trace_id", "rollout_id")
 """What feedback may be about, one of them each time."""
 _FIELDS = (*_TARGETS, "attempt_id", "name", "value", "reason", "idempotency_key")

@@ -26,8 +26,6 @@ from tracegrad.schemas.records.rollouts import (
 )
 from tracegrad.schemas.text import clean
 
-__all__ = ["Histories", "History", "Members", "event_of"]
-
 _MAX_ERROR_CHARS = 2000
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["attach"]
-
 _CARRIED = ("traceparent", "tracestate", "baggage")
 
 

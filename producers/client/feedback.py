@@ -20,8 +20,6 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-__all__ = ["REWARDS_URL", "REWARD_TOKEN", "send_feedback"]
-
 REWARDS_URL = "TRACEGRAD_REWARDS_URL"
 REWARD_TOKEN = "TRACEGRAD_REWARD_TOKEN"
 _AGAIN = (408, 429, 502, 503, 504)

@@ -24,8 +24,6 @@ from tracegrad.schemas.topics import Topics
 
 from ..otlp_gateway.split import split
 
-__all__ = ["KafkaSpanExporter"]
-
 _RECORD_TARGET_BYTES = 1_000_000
 """As the gateway's: a size that every cluster takes."""
 _ACK_TIMEOUT_S = 30.0

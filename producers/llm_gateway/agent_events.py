@@ -31,8 +31,6 @@ from .identity import claims_of, judge
 from .parts import Parts
 from .session import AttemptSession
 
-__all__ = ["EVENTS_PATH", "AgentEvents"]
-
 EVENTS_PATH = "/api/rollouts/{rollout}/attempt/{attempt}/events"
 
 

@@ -80,8 +80,6 @@ from .render.local_render import prove
 from .respond import problem_of, problem_response
 from .upstream.pass_on import ROUTES, UpstreamCalls
 
-__all__ = ["APIS", "Gateway", "run"]
-
 APIS = (OPENAI_CHAT, RESPONSES, MESSAGES)
 """What agents may speak; the first also words the errors of routes that belong to no API."""
 

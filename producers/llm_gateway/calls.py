@@ -56,8 +56,6 @@ from .render.splice import (
 from .sampling import decide, sampled_as
 from .session import CapturedSession, Session
 
-__all__ = ["CallServer"]
-
 _WHOLE_EVERY_S = 300.0
 """What an episode that a deadline cuts may lose at its beginning."""
 

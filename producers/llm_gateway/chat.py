@@ -57,8 +57,6 @@ from .sampling import unforced, without_strict
 from .session import AttemptSession, CapturedSession
 from .upstream.pass_on import PassedOn, UpstreamCalls
 
-__all__ = ["ChatEndpoints"]
-
 
 @dataclass(frozen=True)
 class _AgentRequest:

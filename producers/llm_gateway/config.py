@@ -14,18 +14,6 @@ from tracegrad.schemas.section import Count, File, Model, Seconds, Section
 
 from ..exposure import ListenConfig
 
-__all__ = [
-    "GRACE_S",
-    "TIMINGS",
-    "EngineRef",
-    "LlmConfig",
-    "LlmHandles",
-    "PolicyConfig",
-    "Timings",
-    "Upstream",
-    "UpstreamConfig",
-]
-
 GRACE_S = 10
 """When the gateway is stopped, how long answers that are under way may take; calls that wait for an engine that is
 away take all of it."""

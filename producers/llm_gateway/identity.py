@@ -45,8 +45,6 @@ from tracegrad.schemas.records.calls import Claims
 
 from ..http_request import api_keys_of
 
-__all__ = ["Caller", "claims_of", "conversation_of", "judge", "leaves_record", "scope_of"]
-
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 

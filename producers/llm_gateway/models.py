@@ -19,8 +19,6 @@ from tracegrad.schemas.errors import RequestError
 
 from .config import PolicyConfig, Upstream
 
-__all__ = ["Models", "check_one_model"]
-
 _MAX_CHARS = 200
 """Of a name; a longer one, which anybody may send, matches nothing."""
 _MAY_NAME = re.compile(rb'"model"|\\u00[46]', re.IGNORECASE)

@@ -30,8 +30,6 @@ from .config import Timings
 from .identity import Caller
 from .render.finish import Answer
 
-__all__ = ["AttemptCalls", "CallWatch", "Outcomes", "Retries"]
-
 _MAX_WAITING = 20_000
 """Records; there are more only if Kafka is away for long while calls fail."""
 _MAX_AT_ONCE = 500

@@ -18,8 +18,6 @@ from .outcomes import Outcomes
 from .render.splice import EndOfMessage
 from .sessions import Sessions
 
-__all__ = ["Parts", "halved"]
-
 _Append = asyncio.Future[Position]
 
 

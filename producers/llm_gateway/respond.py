@@ -28,8 +28,6 @@ from .api.events import Api, Event, Failed, Problem
 from .render.finish import ServedCall
 from .render.live import LiveAnswer
 
-__all__ = ["CallResponse", "problem_of", "problem_response", "status_of", "until_gone"]
-
 _LOGGER = logging.getLogger(__name__)
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 

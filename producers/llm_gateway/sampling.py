@@ -17,8 +17,6 @@ from .api.chat_request import ChatRequest, NamedTool, ToolUse
 from .config import PolicyConfig
 from .engines.engine import Sampling
 
-__all__ = ["decide", "sampled_as", "unforced", "without_strict"]
-
 
 def sampled_as(purpose: Purpose, *, trains_captured: bool) -> Purpose:
     """As whose a call is sampled: where a run trains on captured calls, they must be the policy's own."""

@@ -29,8 +29,6 @@ from .outcomes import AttemptCalls, Retries
 from .render.finish import Answer
 from .render.splice import SpliceHistory
 
-__all__ = ["AttemptSession", "CapturedSession", "Session"]
-
 _MAX_TOOL_CALLS = 1_000
 """Of one captured conversation, remembered by their ids."""
 _BYTES_PER_ID = 4

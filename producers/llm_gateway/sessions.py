@@ -23,8 +23,6 @@ from .config import LlmConfig
 from .identity import Caller
 from .session import AttemptSession, CapturedSession, Session
 
-__all__ = ["Sessions"]
-
 _MAX_CAPTURED = 2_000
 """Captured traces whose splice state is remembered."""
 _KEEP_ENDED_S = 900.0

@@ -37,8 +37,6 @@ from .decode import JSON, PROTOBUF, gunzip
 from .grpc_door import GrpcDoor
 from .receive import REFUSALS, Receiver
 
-__all__ = ["OtlpGateway", "run"]
-
 _CODES = {400: 3, 401: 16, 403: 7, 408: 4, 413: 3, 415: 3, 500: 13, 503: 14}
 """google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED, DEADLINE_EXCEEDED,
 INTERNAL, UNAVAILABLE."""

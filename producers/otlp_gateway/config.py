@@ -14,8 +14,6 @@ from tracegrad.schemas.section import Count, Port
 from ..exposure import ListenConfig
 from ..feedback_names import RangeConfig
 
-__all__ = ["OtlpConfig", "OtlpHandles"]
-
 
 class OtlpConfig(ListenConfig, frozen=True, kw_only=True):
     """`[otlp]`: the gateway that takes agents' spans and log records."""

@@ -15,8 +15,6 @@ from tracegrad.schemas.otlp.signal import Signal
 
 from .read_json import read_json
 
-__all__ = ["JSON", "PROTOBUF", "decode_body", "gunzip"]
-
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 _CHUNK_BYTES = 64 * 1024

@@ -28,8 +28,6 @@ from ..http_request import retry_after_s
 from .decode import PROTOBUF
 from .receive import REFUSALS, Receiver
 
-__all__ = ["GrpcDoor"]
-
 _SERVICES = {
     "opentelemetry.proto.collector.trace.v1.TraceService": TRACES,
     "opentelemetry.proto.collector.logs.v1.LogsService": LOGS,

@@ -18,8 +18,6 @@ from tracegrad.schemas.credentials import Holder, is_host, may_claim
 from tracegrad.schemas.ids import RunHash, attempt_of, is_lightning, run_hash_of
 from tracegrad.schemas.otlp.signal import Signal
 
-__all__ = ["keep_proved", "may_name"]
-
 _Claims = tuple[set[str], set[str]]
 
 

@@ -21,8 +21,6 @@ from tracegrad.schemas.otlp.salvage import MAX_LOST, LostPart, SalvagedRequest
 from tracegrad.schemas.otlp.signal import Signal
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["read_json"]
-
 _ERRORS = (ValueError, TypeError, AttributeError, RecursionError, json_format.Error)
 """What protobuf raises for JSON that is another thing than the message."""
 _IDS = ("trace_id", "span_id", "parent_span_id")

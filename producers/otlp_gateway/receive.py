@@ -51,8 +51,6 @@ from .proof import keep_proved, may_name
 from .split import Piece, Rejected, add_identity, split
 from .take_evaluations import EvaluationRewards, EvaluationTaker
 
-__all__ = ["REFUSALS", "Receiver", "Sender", "status_of", "weigh_protobuf"]
-
 OFF_LOOP_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread, one at a time, so that they do not hold up every other request."""
 _RECORD_TARGET_BYTES = 1_000_000

@@ -19,8 +19,6 @@ from tracegrad.schemas.attributes import AGENTLIGHTNING_ATTEMPT_ID, AGENTLIGHTNI
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.otlp.signal import Signal, items_of
 
-__all__ = ["Piece", "Rejected", "add_identity", "split"]
-
 _ENVELOPE_BYTES = 32
 """More than the tags and lengths that wrap one span into a request (5 levels of at most 6 bytes)."""
 

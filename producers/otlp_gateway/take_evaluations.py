@@ -24,8 +24,6 @@ from .config import OtlpHandles
 from .evaluations.read import may_evaluate, num_evaluations, read_evaluations
 from .split import Piece
 
-__all__ = ["EvaluationRewards", "EvaluationTaker"]
-
 _RECORD_BYTES = 500
 """Of a record beside its key and value."""
 

@@ -42,8 +42,6 @@ from .config import FeedbackConfig, FeedbackHandles
 from .receipt_reader import ReceiptReader
 from .receipts import Receipts
 
-__all__ = ["RewardsGateway", "run"]
-
 _MAX_AT_ONCE = 1_000
 """Pieces of one request."""
 _ACK_TIMEOUT_S = 20.0

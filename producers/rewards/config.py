@@ -16,8 +16,6 @@ from tracegrad.schemas.section import Count, Port, Section
 
 from ..feedback_names import RangeConfig, check_names
 
-__all__ = ["FeedbackConfig", "FeedbackHandles"]
-
 
 def _default_names() -> dict[str, RangeConfig]:
     return {"reward": RangeConfig(low=-1.0, high=1.0)}

@@ -27,8 +27,6 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 from .config import FeedbackHandles
 from .receipts import Receipts
 
-__all__ = ["ReceiptReader", "refused_in"]
-
 _POLL_S = 0.1
 
 

@@ -24,8 +24,6 @@ from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import LATE, ClosedMarker, Score
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
 
-__all__ = ["Receipts"]
-
 _MAX_PIECES = 100_000
 _MAX_CLOSES = 8
 """Of one conversation, the newest: feedback is about what people saw of late."""

@@ -21,16 +21,6 @@ from tracegrad.schemas.ids import episode_id
 
 from .config import AgentConfig, RewardConfig, RunnerHandles
 
-__all__ = [
-    "UNDER_RUNNER",
-    "agent_environment",
-    "command_environment",
-    "grader_environment",
-    "host_environment",
-    "inherited",
-    "of_task",
-]
-
 _KEY = "OPENAI_API_KEY"
 _ANTHROPIC = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"

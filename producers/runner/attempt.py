@@ -29,8 +29,6 @@ from .gateway_client import GatewayClient
 from .grading import Grader
 from .outcome import Outcome, RunAgent, as_told
 
-__all__ = ["perform", "records_of"]
-
 
 def _unrecordable(outcome: Outcome, why: str) -> Outcome:
     """The outcome without what no record can hold: a failed attempt without a score, unless it was aborted."""

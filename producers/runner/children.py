@@ -30,8 +30,6 @@ from tracegrad.schemas.text import decode_json
 from .config import AgentConfig, RunnerHandles
 from .sandbox import Sandbox
 
-__all__ = ["Child", "Launcher"]
-
 M = TypeVar("M", bound=msgspec.Struct)
 _LINE_LIMIT = 8 * 1024 * 1024
 """Above an agent host's largest result, so that only a broken child exceeds it."""

@@ -25,8 +25,6 @@ from .children import Launcher
 from .config import AgentConfig
 from .outcome import Begin, Outcome, RunAgent
 
-__all__ = ["CommandPool", "check_command"]
-
 _MAX_OUTPUT_BYTES = 1_000_000
 
 

@@ -17,8 +17,6 @@ from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, AGENT_SOURCE
 from tracegrad.schemas.section import Count, Folder, Function, Program, Seconds, Section
 
-__all__ = ["AgentConfig", "RewardConfig", "RunnerHandles"]
-
 
 class AgentConfig(Section, frozen=True, kw_only=True):
     """`[agent]`: who is trained. Exactly one of `callable` and `command`."""

@@ -23,8 +23,6 @@ from tracegrad.schemas.retry import retry_async
 
 from .config import RunnerHandles
 
-__all__ = ["ClosedCalls", "GatewayClient"]
-
 _FORGOTTEN = (409, 410)
 _CONNECT_TIMEOUT_S = 5.0
 _BEGIN_TIMEOUT_S = 120.0

@@ -25,8 +25,6 @@ from .agent_environment import grader_environment
 from .children import Child, Launcher
 from .config import RewardConfig
 
-__all__ = ["Grader"]
-
 DEFAULT_REWARD = "reward"
 _MAX_ASKED = 2
 """Times that a grader whose process dies is asked: whoever shares its user may have killed it."""

@@ -27,8 +27,6 @@ from .agent_environment import host_environment
 from .children import Child, Launcher
 from .outcome import Begin, HostMessage, Outcome, RunAgent, from_host
 
-__all__ = ["HostPool"]
-
 _MAX_STARTS = 3
 _HANG_GRACE_S = 30.0
 """After a time limit, until a host that said nothing is held to be hung."""

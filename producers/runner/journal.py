@@ -26,8 +26,6 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..rollout_histories import Histories
 
-__all__ = ["Journal"]
-
 _POLL_S = 0.05
 _ACK_PAUSE_S = 1.0
 

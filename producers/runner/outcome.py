@@ -17,8 +17,6 @@ from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.records.rollouts import MAX_OUTPUT, Reward, RolloutRequest, RolloutState
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["Begin", "HostMessage", "Outcome", "RunAgent", "as_told", "from_host"]
-
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 """Of spans; a record could not hold every other, and who sent it would be left out."""
 _MAX_DEPTH = 100

@@ -13,8 +13,6 @@ import signal
 import sys
 from collections.abc import Iterable
 
-__all__ = ["leftovers", "main"]
-
 
 def leftovers(lines: Iterable[str]) -> set[int]:
     """The process groups that were added and not removed."""

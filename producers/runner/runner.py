@@ -46,8 +46,6 @@ from .hosts import HostPool
 from .journal import Journal
 from .outcome import Outcome
 
-__all__ = ["Runner", "run"]
-
 _POLL_S = 0.05
 _KEEP_MEMBERSHIP_S = 20.0
 """A full runner still reads this often, well below Kafka's max.poll.interval."""

@@ -26,8 +26,6 @@ from .agent_environment import inherited
 from .config import AgentConfig
 from .hosted.relay import serve
 
-__all__ = ["Sandbox", "options"]
-
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/etc/resolv.conf", "/opt", "/nix")
 _ASK_PYTHON = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, *sys.path]))"
 _HOSTED = Path(__file__).parent.resolve() / "hosted"

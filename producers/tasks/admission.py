@@ -63,8 +63,6 @@ from .dataset import read_tasks, task_of_group
 from .held_out import HeldOut
 from .pace import RunProgress, capacity
 
-__all__ = ["TaskAdmission", "run"]
-
 _POLL_S = 0.1
 _SAY_EVERY_S = 30.0
 _GIVE_UP_S = 1800.0

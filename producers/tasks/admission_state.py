@@ -31,8 +31,6 @@ from .pace import RunProgress
 from .score import Score, version_shares
 from .stream_delay import StreamDelay
 
-__all__ = ["AdmissionState", "OpenRollout"]
-
 _MAX_REASONS = 100
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,6 @@ from msgspec import Meta
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, File, Section, Whole
 
-__all__ = ["PaceConfig", "TasksConfig", "TasksHandles"]
-
 
 class TasksConfig(Section, frozen=True, kw_only=True):
     """`[tasks]`: what it is trained on, and measured by. A task is a JSON line `{id, input, expected?}`."""

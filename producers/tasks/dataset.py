@@ -16,8 +16,6 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.tasks import Task
 
-__all__ = ["read_tasks", "task_of_group"]
-
 _DECODER = msgspec.json.Decoder(Task)
 _EXPECTED = 'expected {"id": "...", "input": ..., "expected": ...}'
 _AS_LINES = "write it as JSON lines: pandas.read_{}(FILE).to_json(OUT, orient='records', lines=True)"

@@ -31,8 +31,6 @@ from .dataset import read_tasks
 from .pace import RunProgress
 from .score import score_of
 
-__all__ = ["DuePass", "HeldOut", "last_step", "next_pass", "next_step"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ import msgspec
 
 from .config import PaceConfig, TasksHandles
 
-__all__ = ["RunProgress", "capacity"]
-
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run stands, as its topics tell."""

@@ -16,8 +16,6 @@ from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.held_out import HeldOutScore, PassAt, VersionShare
 from tracegrad.schemas.records.versions import are_complete
 
-__all__ = ["PASSED", "Score", "interval", "pass_at", "score_of", "version_shares", "wilson"]
-
 PASSED = 1.0
 """A rollout of at least this reward counts as solved in pass@k: what graders give for a right answer."""
 _Z = 1.959964

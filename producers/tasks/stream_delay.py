@@ -12,8 +12,6 @@ from collections import defaultdict, deque
 from tracegrad.schemas.metrics import LAG, READY, RECORDS
 from tracegrad.schemas.records.process_status import ProcessReport, worker_stage
 
-__all__ = ["StreamDelay"]
-
 _SILENT_S = 60.0
 """A worker of which nothing was heard for so long has left its inputs to the others of its stage."""
 _MAX_MARKS = 1_000

@@ -18,18 +18,6 @@ from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
 
-__all__ = [
-    "ChatRequest",
-    "Message",
-    "NamedTool",
-    "OtherPart",
-    "TextPart",
-    "Tool",
-    "ToolUse",
-    "Wishes",
-    "check_recordable",
-]
-
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
     """A piece of text."""

@@ -18,24 +18,6 @@ from tracegrad.schemas.records.calls import ToolCall
 
 from .chat_request import ChatRequest, Message
 
-__all__ = [
-    "TOO_LONG",
-    "Api",
-    "ChoiceBegins",
-    "ChoiceEnds",
-    "Event",
-    "Failed",
-    "Finished",
-    "Problem",
-    "Reasoning",
-    "Recall",
-    "Started",
-    "Text",
-    "ToolCalled",
-    "Writer",
-    "forgotten",
-]
-
 TOO_LONG = "context_length_exceeded"
 """The code of a problem whose prompt is longer than the context window: OpenAI's word, which its clients know."""
 Recall = Callable[[CallId], tuple[Message, ...] | None]

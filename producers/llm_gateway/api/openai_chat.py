@@ -21,8 +21,6 @@ from .events import Api, ChoiceBegins, ChoiceEnds, Event, Failed, Finished, Reas
 from .openai_error import write_error
 from .reading import asked_of, check_arguments, content_of, read_as, refuse, rest_of
 
-__all__ = ["OPENAI_CHAT"]
-
 _REFUSED = {
     "functions": "they are OpenAI's older form; send them as tools",
     "function_call": "it is OpenAI's older form; send tool_choice",

@@ -6,8 +6,6 @@ import msgspec
 
 from .events import Problem
 
-__all__ = ["write_error"]
-
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
 

@@ -22,18 +22,6 @@ from tracegrad.schemas.records.calls import ToolCall
 
 from .chat_request import ChatRequest, Message, OtherPart, TextPart
 
-__all__ = [
-    "asked_of",
-    "assistant_turn",
-    "check_arguments",
-    "content_of",
-    "image_part",
-    "read_as",
-    "refuse",
-    "rest_of",
-    "with_whole_answers",
-]
-
 T = TypeVar("T")
 _ALIKE: Mapping[str, str] = {}
 _OUTSIDE = re.compile(r"Invalid (?:enum )?value ('.*'|\S+)", re.DOTALL)

@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from tracegrad.schemas.bounded import BoundedMap
 
-__all__ = ["ConversationDigest", "ConversationEnd", "ConversationEnds"]
-
 _MAX_ENDS = 20_000
 _MAX_EQUAL = 16
 """Of one end; from two on nobody joins any, whatever their number."""

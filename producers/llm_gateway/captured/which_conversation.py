@@ -26,9 +26,6 @@ from ..session import CapturedSession
 from ..sessions import Sessions
 from .conversation_ends import ConversationDigest, ConversationEnd, ConversationEnds
 
-__all__ = ["CapturedConversations", "Nesting", "is_named"]
-
-
 _MAX_TRACES = 2_000
 _MAX_OF_ONE = 256
 """Conversations, and tools waited for, of one trace; what is beyond stands alone."""

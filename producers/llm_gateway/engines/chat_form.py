@@ -10,8 +10,6 @@ from typing import Any
 
 from ..api.chat_request import ChatRequest, Message, NamedTool, TextPart, Tool, ToolUse
 
-__all__ = ["asks_grammar", "chat_form", "engine_fields", "message_form"]
-
 _TEMPLATE_FIELDS = ("chat_template_kwargs", "documents", "reasoning_effort")
 _GRAMMAR_FIELDS = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",

@@ -30,8 +30,6 @@ from ..config import EngineRef
 from .engine import Waits
 from .health import EngineHealth
 
-__all__ = ["EngineClient", "fault"]
-
 _MAX_FAULTS = 3
 """A 500 so often is no accident: the engine's template or parser fails on this input."""
 _FIRST_S = 0.05

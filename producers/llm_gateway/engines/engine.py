@@ -19,23 +19,6 @@ from tracegrad.schemas.records.calls import SamplingParameters
 from ..api.chat_request import ChatRequest
 from ..config import EngineRef
 
-__all__ = [
-    "RENDER_TIMEOUT_S",
-    "Alternative",
-    "Choice",
-    "Engine",
-    "Hearer",
-    "LogprobEntry",
-    "Logprobs",
-    "ParsedMessage",
-    "RenderedIds",
-    "SampledIds",
-    "Sampling",
-    "Span",
-    "Waits",
-    "waits_until",
-]
-
 RENDER_TIMEOUT_S = 30.0
 
 

@@ -33,8 +33,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from ..config import EngineRef, LlmConfig, Timings
 from .engine import Choice, Engine, Hearer, LogprobEntry, Sampling, Span, Waits
 
-__all__ = ["Generation", "Generator", "KnownVersions"]
-
 _LOGGER = logging.getLogger(__name__)
 _NO_LOGPROB = -9000.0
 """vLLM writes -9999 for a logprob that is missing, NaN or minus infinity: nothing can be trained on it."""

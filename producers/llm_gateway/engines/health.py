@@ -19,8 +19,6 @@ from tracegrad.schemas.errors import UnavailableError
 
 from ..config import EngineRef
 
-__all__ = ["EngineHealth"]
-
 T = TypeVar("T")
 _LOST_AFTER = 2
 _POLLS = 5

@@ -19,8 +19,6 @@ from ..config import EngineRef
 from .client import fault
 from .engine import Choice, Hearer, Logprobs
 
-__all__ = ["GENERATE", "read_stream"]
-
 GENERATE = "/inference/v1/generate"
 
 _DONE = b"[DONE]"

@@ -22,8 +22,6 @@ from .client import EngineClient
 from .engine import RENDER_TIMEOUT_S, Choice, Hearer, ParsedMessage, RenderedIds, SampledIds, Sampling, Waits
 from .stream import GENERATE, read_stream
 
-__all__ = ["VllmEngine"]
-
 T = TypeVar("T")
 _RENDER = "/v1/chat/completions/render"
 _DERENDER = "/v1/chat/completions/derender"

@@ -27,8 +27,6 @@ from ..engines.engine import Waits
 from .normalise import TemplateRefusals
 from .renderer import Renderer
 
-__all__ = ["AnswerEnding", "EndOfMessage", "PromptRest", "end_of_message", "rest_after", "rest_after_changed"]
-
 _ASK = Message(role="user", content="x")
 
 

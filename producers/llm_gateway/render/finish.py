@@ -21,8 +21,6 @@ from ..api.events import ChoiceBegins, ChoiceEnds, Event, Finished, Reasoning, S
 from ..engines.engine import ParsedMessage
 from ..engines.generate import Generation
 
-__all__ = ["Answer", "ServedCall", "events_of", "finish", "merged", "started"]
-
 
 class Answer(msgspec.Struct, kw_only=True):
     """One finished answer as the agent gets it, and as `/end` tells of it."""

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable
 
 from ..api.events import Event, Started, Text
 
-__all__ = ["LiveAnswer", "LiveHearer", "LiveText", "Step"]
-
 Step = Callable[[int], str | None]
 """The text of one more id; None while bytes of a character are missing."""
 

@@ -32,8 +32,6 @@ from ..engines.engine import ParsedMessage, RenderedIds, SampledIds, Waits
 from .live import LiveText, Step
 from .renderer import Renderer
 
-__all__ = ["LocalRenderer", "LocalTemplate", "can_render", "load", "prove"]
-
 _LOGGER = logging.getLogger(__name__)
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
 _CALL_BEGINS = "<tool_call>"

@@ -28,8 +28,6 @@ from ..api.chat_request import ChatRequest, Message, OtherPart, TextPart, Tool
 from ..engines.engine import Waits
 from .renderer import Renderer
 
-__all__ = ["TemplateRefusals", "normalised", "odd_results"]
-
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _LETTERS = string.ascii_letters + string.digits
 _USER, _SYSTEM, _SAID = (Message(role=role, content="x") for role in ("user", "system", "assistant"))

@@ -9,8 +9,6 @@ from ..api.chat_request import ChatRequest
 from ..engines.engine import ParsedMessage, RenderedIds, SampledIds, Waits
 from .live import LiveText
 
-__all__ = ["Renderer"]
-
 
 class Renderer(Protocol):
     """Template, tokenizer and parser of a policy; an Engine is one."""

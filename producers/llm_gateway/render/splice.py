@@ -37,21 +37,6 @@ from .answer_end import AnswerEnding, EndOfMessage, PromptRest, rest_after, rest
 from .normalise import normalised, odd_results
 from .renderer import Renderer
 
-__all__ = [
-    "EarlierCall",
-    "EndOfMessage",
-    "Match",
-    "Prompt",
-    "SpliceHistory",
-    "build_prompt",
-    "conversation_digest",
-    "last_said",
-    "splice",
-    "splice_context",
-    "tell",
-    "whole",
-]
-
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _BROKEN_TOKEN = re.compile(r"(?<=[<\[\]])(?:\u200d|\\u200d)")
 

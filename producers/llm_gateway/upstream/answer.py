@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["AnswerFacts", "AnswerReader"]
-
 _MAX_WHOLE_BYTES = 1024 * 1024
 """Of an answer that comes whole; embeddings of more are only passed on."""
 _MAX_LINE_BYTES = 256 * 1024

@@ -40,8 +40,6 @@ from ..respond import until_gone
 from ..session import AttemptSession
 from .answer import AnswerFacts, AnswerReader
 
-__all__ = ["ROUTES", "PassedOn", "UpstreamCalls"]
-
 ROUTES = (
     "/v1/chat/completions",
     "/v1/completions",

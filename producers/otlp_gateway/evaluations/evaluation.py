@@ -18,18 +18,6 @@ from tracegrad.schemas.attributes import (
 )
 from tracegrad.schemas.ids import is_lightning
 
-__all__ = [
-    "ABOUT_KEYS",
-    "USER_KEYS",
-    "WHO_KEYS",
-    "Evaluation",
-    "EvaluationSource",
-    "about",
-    "conversation_of",
-    "trace_of",
-    "who",
-]
-
 _TRACELOOP_SESSION = "traceloop.association.properties.session_id"
 _CONVERSATIONS = (*CONVERSATION_KEYS, _TRACELOOP_SESSION)
 ABOUT_KEYS = frozenset((GEN_AI_RESPONSE_ID, GEN_AI_TOOL_CALL_ID, AGENTLIGHTNING_ROLLOUT_ID, *_CONVERSATIONS))

@@ -12,8 +12,6 @@ from tracegrad.schemas.attributes import ERROR_TYPE
 
 from .evaluation import USER_KEYS, Evaluation, EvaluationSource, about, who
 
-__all__ = ["EVENT_NAME", "GEN_AI_KEYS", "gen_ai_evaluations"]
-
 EVENT_NAME = "gen_ai.evaluation.result"
 _NAME = "gen_ai.evaluation.name"
 _SCORE, _LABEL = "gen_ai.evaluation.score.value", "gen_ai.evaluation.score.label"

@@ -12,8 +12,6 @@ from tracegrad.schemas.otlp.lightning import lightning_rewards
 
 from .evaluation import Evaluation, EvaluationSource, about
 
-__all__ = ["lightning_evaluations"]
-
 _PRIMARY, _REWARD = "primary", "reward"
 """What it calls a reward to which nobody gave a name, and what that is called here."""
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from .evaluation import Evaluation, EvaluationSource, about, conversation_of, trace_of, who
 
-__all__ = ["is_openinference_key", "openinference_evaluations"]
-
 _KEY = re.compile(
     r"(trace\.|session\.|)(annotation|evaluation)s\.([0-9]{1,6})\.\2\."
     r"(name|score|label|explanation|annotator_kind|identifier)"

@@ -28,8 +28,6 @@ from .gen_ai import EVENT_NAME, GEN_AI_KEYS, gen_ai_evaluations
 from .lightning import lightning_evaluations
 from .openinference import is_openinference_key, openinference_evaluations
 
-__all__ = ["EvaluationsRead", "may_evaluate", "num_evaluations", "read_evaluations"]
-
 _CONVENTIONS = (gen_ai_evaluations, openinference_evaluations, lightning_evaluations)
 """Each reads what it finds, whatever the others find. A new convention is a new row."""
 _EVENT_NAME_KEY = "event.name"

@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Host", "name_who_ends", "prepare"]
-
 MAX_OUTPUT_BYTES = 1_000_000
 CANCEL_GRACE_S, BLOCKED_AFTER_S = 3.0, 2.0
 FLUSH_LIMIT_S = 20.0

@@ -16,8 +16,6 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["judge", "prepare"]
-
 MAX_NAMES, MAX_NAME_CHARS = 100, 200
 MAX_OF_CALLS = 10_000
 """Rewards of calls that one attempt is given, each a record."""

@@ -20,8 +20,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["load_callable", "load_file", "main"]
-
 
 def load_callable(reference: str) -> Callable[..., Any]:
     """The function that `FILE.py:NAME` names; its folder becomes importable."""

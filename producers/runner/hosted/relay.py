@@ -13,8 +13,6 @@ import contextlib
 import os
 import sys
 
-__all__ = ["main", "serve"]
-
 _CHUNK_BYTES = 65_536
 
 

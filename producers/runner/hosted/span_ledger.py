@@ -20,8 +20,6 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["SpanLedger"]
-
 logger = logging.getLogger("tracegrad.agent_host")
 
 ROLLOUT_ID, ATTEMPT_ID, COUNTED_SPAN = "rollout.id", "attempt.id", "tracegrad.counted"  # as in schemas/attributes.py

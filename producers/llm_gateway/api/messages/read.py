@@ -23,8 +23,6 @@ from ..chat_request import ChatRequest, Message, NamedTool, OtherPart, TextPart,
 from ..reading import asked_of, assistant_turn, check_arguments, content_of, image_part, read_as, refuse, rest_of
 from .served import PLACE, without_served
 
-__all__ = ["UNPARSED", "read", "read_to_count"]
-
 UNPARSED = "_unparsed_arguments"
 """A tool_use's `input` is an object: arguments that a model wrote otherwise go out and come back under this name."""
 _ASKED = (

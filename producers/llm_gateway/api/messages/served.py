@@ -9,8 +9,6 @@ from typing import Any
 
 from tracegrad.schemas.errors import RequestError
 
-__all__ = ["PLACE", "without_served"]
-
 _SERVED_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "mcp_toolset", "advisor")
 """Beginnings of the types of tools that Anthropic runs; a date follows."""
 _SERVED_BLOCKS = frozenset(

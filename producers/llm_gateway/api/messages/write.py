@@ -19,8 +19,6 @@ from ..chat_request import ChatRequest
 from ..events import TOO_LONG, Api, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
 from .read import UNPARSED, read, read_to_count
 
-__all__ = ["COUNT_TOKENS", "MESSAGES"]
-
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",

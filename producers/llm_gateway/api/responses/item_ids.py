@@ -10,8 +10,6 @@ import re
 
 from tracegrad.schemas.ids import CallId, WirePrefix, canonical_call, wire_id
 
-__all__ = ["function_call_id", "message_id", "origin_of", "reasoning_id", "response_id"]
-
 _ITEM = re.compile(r"(?:(?P<kind>rs|fc(?P<index>\d{1,4}))_)?(?P<answer>(?:msg|resp)_\w+)")
 
 

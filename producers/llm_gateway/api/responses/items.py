@@ -21,8 +21,6 @@ from ..reading import assistant_turn, check_arguments, content_of, image_part, r
 from .item_ids import origin_of
 from .tools import SERVED_ITEMS, ReadTool, arguments_of, flat_name, read_tools
 
-__all__ = ["messages_of"]
-
 
 class _InputText(msgspec.Struct, tag="input_text"):
     text: str

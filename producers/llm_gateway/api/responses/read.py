@@ -24,8 +24,6 @@ from .item_ids import origin_of
 from .items import loaded_tools, messages_of, served_items
 from .tools import ReadTool, flat_name, read_tools
 
-__all__ = ["LOGPROBS", "read"]
-
 LOGPROBS = "message.output_text.logprobs"
 """What `include` names when the agent wants them."""
 _ASKED = (

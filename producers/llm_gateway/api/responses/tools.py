@@ -20,8 +20,6 @@ from tracegrad.schemas.records.calls import ToolCall
 from ..chat_request import Tool
 from ..reading import read_as
 
-__all__ = ["SERVED_ITEMS", "ReadTool", "arguments_of", "call_item", "flat_name", "read_tools"]
-
 SERVED_ITEMS = frozenset(
     {
         *("code_interpreter_call", "file_search_call", "image_generation_call", "web_search_call"),

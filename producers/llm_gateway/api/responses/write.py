@@ -21,8 +21,6 @@ from .item_ids import function_call_id, message_id, reasoning_id, response_id
 from .read import read
 from .tools import call_item
 
-__all__ = ["RESPONSES"]
-
 _Step = dict[str, Any]
 _REPEATED: dict[str, Any] = {
     "instructions": None,
