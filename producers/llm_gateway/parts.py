@@ -15,7 +15,7 @@ from ..budget import Budget
 from .captured.conversation_ends import ConversationEnds
 from .config import TIMINGS, LlmConfig, LlmHandles, PolicyConfig, Timings
 from .outcomes import Outcomes
-from .render.splice import EndOfMessage
+from .render.answer_end import EndOfMessage
 from .sessions import Sessions
 
 _Append = asyncio.Future[Position]

@@ -15,9 +15,9 @@ import numpy as np
 
 from tests.producers.llm_gateway.real_templates import NOW, RealTemplate, load
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
+from tracegrad.producers.llm_gateway.render.answer_end import EndOfMessage
 from tracegrad.producers.llm_gateway.render.splice import (
     EarlierCall,
-    EndOfMessage,
     Prompt,
     SpliceHistory,
     build_prompt,

@@ -17,10 +17,10 @@ from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Messag
 from tracegrad.producers.llm_gateway.api.messages.read import read as read_messages
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
+from tracegrad.producers.llm_gateway.render.answer_end import EndOfMessage
 from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised, odd_results
 from tracegrad.producers.llm_gateway.render.splice import (
     EarlierCall,
-    EndOfMessage,
     SpliceHistory,
     build_prompt,
     conversation_digest,
