@@ -47,7 +47,6 @@ def test_fresh_run_publishes_version_0_then_one_version_a_step(log: MemoryLog, u
     base, found = load_file(untied / "model.safetensors"), content(log)
     assert all(torch.equal(base[name], found[0][name]) for name in base)
     assert not torch.equal(found[1]["lm_head.weight"], found[0]["lm_head.weight"])
-    assert lineage.versions[2].metrics.keys() == {"loss", "grad_norm", "logprob_error_max", "reward"}
 
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["head", "model"])
