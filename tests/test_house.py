@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import FILES, ROOT, RUN_BY_PATH, code_lines, name_of, room_of, tree_of
+from tests.house import FILES, ROOT, RUN_BY_PATH, code_lines, name_of, tree_of
 
 pytestmark = pytest.mark.slow
 
 CONTROL_FLOW = "compose/run/supervisor.py: _KillAllAtOnce"
 """A signal's way out of the main loop, caught beside it; no error that anybody hears of."""
-LISTED = ("trainer",)
-"""Rooms whose modules each list what they export."""
 MAX_FILE = 350
 MAX_FUNCTION = 50
 MAX_FOLDER = 16
@@ -94,17 +92,13 @@ def names_defined(tree: ast.Module) -> tuple[set[str], list[str] | None]:
 
 
 def test_exports_are_sorted_and_true() -> None:
-    """In order, of public names that are there; a bare package needs none. A module of a room not LISTED has none:
-    each name without an underscore is public, and a list says it twice, or forgets it.
-    """
+    """A package's are, in order. A module has none: a name without an underscore is public, and a list says it twice."""
     offences = []
     for path in FILES:
         defined, exported = names_defined(tree_of(path))
         if exported is None:
-            if room_of(path) in LISTED and path.name not in ("__init__.py", "__main__.py"):
-                offences.append(f"{name_of(path)}: no __all__")
             continue
-        if room_of(path) not in LISTED and path.name != "__init__.py":
+        if path.name != "__init__.py":
             offences.append(f"{name_of(path)}: __all__ repeats what the underscores say")
         if exported != sorted(exported, key=sort_key):
             offences.append(f"{name_of(path)}: __all__ is not sorted")

@@ -21,17 +21,6 @@ from .algorithm.recipe import Recipe, without_functions
 from .algorithm.recipes import DEFAULT, RECIPES
 from .history.config import History
 
-__all__ = [
-    "NOT_LEARNT",
-    "WAITS",
-    "AlarmsConfig",
-    "AlgorithmConfig",
-    "PublishConfig",
-    "TrainerConfig",
-    "TrainerHandles",
-    "Waits",
-]
-
 NOT_LEARNT = frozenset({"python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every", "steps"})
 """Keys of `[trainer]` that change no step; `steps` does where the learning rate goes by it. Of `[algorithm]` there is
 none."""

@@ -28,8 +28,6 @@ from .batch.groups import Group
 from .batch.rows import TrainingRow, rollout_tokens
 from .store.checkpoint import CheckpointState
 
-__all__ = ["describe_advantages", "describe_step", "step_line"]
-
 _TURNS = 16
 """That are told apart; a record of ten thousand would not be read."""
 

@@ -19,8 +19,6 @@ from .batch.advantages import Doubles
 from .batch.groups import Group
 from .batch.rows import TrainingRow
 
-__all__ = ["STOPPED", "Learner"]
-
 STOPPED = "stopped"
 """`skipped` of a step that was broken off, as if it had not begun."""
 

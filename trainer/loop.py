@@ -46,8 +46,6 @@ from .store.checkpoint import CheckpointState
 from .store.store import Rollbacks, Store
 from .store.work_marks import WorkMarks
 
-__all__ = ["Trainer"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from .config import TrainerConfig
 
-__all__ = ["SCHEDULES", "Optimiser"]
-
 SCHEDULES: Mapping[str, Callable[[float], float]] = {
     "constant": lambda share: 1.0,
     "linear": lambda share: 1.0 - share,

@@ -23,8 +23,6 @@ from tracegrad.schemas.records.training import RatedWindow, RatingDrop
 
 from .batch.groups import Group
 
-__all__ = ["RewardSums", "VersionRatings", "held_from", "judge_ratings", "restarted_at", "scores_of"]
-
 _FALSE_ALARMS = 0.05
 """Per run."""
 _HALF = 20

@@ -38,8 +38,6 @@ from .store.resume import begin, resume
 from .store.store import Rollbacks, Store
 from .store.work_marks import WorkMarks
 
-__all__ = ["run"]
-
 
 def run(
     config: TrainerConfig,

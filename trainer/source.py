@@ -34,8 +34,6 @@ from .store.checkpoint import CheckpointState, Progress
 from .store.policy_log import PolicyLog
 from .store.work_marks import WorkMarks
 
-__all__ = ["BatchReader", "LiveSource", "Source"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -49,8 +49,6 @@ from .algorithm.form import TokenLoss
 from .algorithm.level import clamped
 from .batch.packing import MicroBatch
 
-__all__ = ["StepFigures", "diverged", "result_of", "show_start", "show_step", "skipped_as", "warn_of_mismatch"]
-
 _log = logging.getLogger(__name__)
 _COARSE_LOGPROB_ERROR_WARN = 1.0
 """The same where bfloat16 is published: its rounding alone gave 0.26."""

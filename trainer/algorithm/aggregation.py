@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["AGGREGATIONS", "constant", "group_mean", "rollout_mean", "token_mean"]
-
 
 def token_mean(tokens_R: Sequence[int], groups_R: Sequence[str], length: int) -> list[float]:
     """c = 1/N: each token alike (DAPO, arXiv:2503.14476)."""

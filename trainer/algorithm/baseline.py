@@ -11,8 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["BASELINES", "leave_one_out", "length_weighted", "mean", "none", "running_mean"]
-
 
 def none(rollouts_P: Sequence[str], returns_P: Sequence[float], lengths_P: Sequence[int]) -> list[float]:
     """b = 0 (REINFORCE; REINFORCE++, arXiv:2501.03262)."""

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from .level import clamped, unit_means, unit_sums
 
-__all__ = ["CORRECTIONS", "icepop", "opsm", "reject_row", "tis", "tis_row"]
-
 
 def tis(
     old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, advantages_N: Tensor, rows_N: Tensor, low: float, high: float

@@ -30,8 +30,6 @@ from .scale import ROUNDING, SCALES, sample_std
 from .selection import overlong
 from .surrogate import SURROGATES
 
-__all__ = ["TokenLoss", "Turns", "log_ratios", "loss", "token_weights", "turn_advantages", "worth"]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:

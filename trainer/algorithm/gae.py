@@ -12,8 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["explained_variance", "generalised", "value_losses"]
-
 
 def generalised(rewards_K: Sequence[float], values_K: Sequence[float], gamma: float, lam: float) -> list[float]:
     """[K] A_k = sum over j >= k of (gamma lam)^(j - k) * (r_j + gamma V_(j+1) - V_j) (GAE, arXiv:1506.02438).

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["clamped", "unit_level", "unit_means", "unit_sums"]
-
 _MAX_LOG_RATIO = 20.0
 """exp of more would overflow to infinity and make the whole step non-finite for one token of another policy."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["logprobs_and_entropies", "sampled_logprobs"]
-
 
 def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperatures_BK: Tensor) -> Tensor:
     """log pi of the sampled tokens at the temperature they were sampled with, float32 [B, K].

@@ -24,8 +24,6 @@ from msgspec import Meta
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import Count, Section
 
-__all__ = ["Function", "Need", "Recipe", "Rows", "without_functions"]
-
 Function = Callable[..., Any]
 Need = Literal["old", "reference", "values", "entropy", "unit_means", "all_rows"]
 """`old`: log pi of all rows, before the advantages and the first update; `reference`: a second copy of the start

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from .recipe import Recipe
 
-__all__ = ["DEFAULT", "RECIPES", "NamedRecipe"]
-
 DEFAULT = "rloo_clip"
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from .level import clamped
 
-__all__ = ["KLS", "k1", "k2", "k3", "k3_plus"]
-
 
 def k1(logprobs_N: Tensor, reference_logprobs_N: Tensor, ratios_N: Tensor) -> Tensor:
     """-d. Unbiased in value; its gradient is 0 in expectation, so it belongs into the reward."""

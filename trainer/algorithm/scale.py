@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-__all__ = ["ROUNDING", "SCALES", "sample_std", "unscaled", "whitened"]
-
 ROUNDING = 1e-9
 """Below this share of the greatest value a difference is rounding: equal returns must give exactly 0, else every group
 without spread would cost a forward pass and feed noise to the optimiser."""

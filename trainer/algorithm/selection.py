@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["overlong", "selected"]
-
 
 def selected(stds_G: Sequence[float], rule: str, share: float) -> list[bool]:
     """Which groups stay, by the std of their rollouts' returns; what goes leaves the denominators.

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["SURROGATES", "cispo", "clip", "dppo", "reinforce", "sapo"]
-
 
 def reinforce(
     ratios_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, low: float, high: float, dual: float | None

@@ -18,8 +18,6 @@ from tracegrad.schemas.errors import ConfigurationError
 
 from .recipe import Recipe
 
-__all__ = ["try_functions"]
-
 _PEERS: Sequence[tuple[Any, ...]] = (
     (["a", "b", "b"], [1.0, 0.0, 0.5], [3, 5, 5]),
     (["a", "b"], [0.5, 0.5], [0, 0]),

@@ -41,8 +41,6 @@ from ..model.read_model import load_tensors, read_tensors
 from ..optimiser import Optimiser
 from ..step_figures import StepFigures, result_of, skipped_as
 
-__all__ = ["SingleLearner", "load_learner"]
-
 
 class SingleLearner:
     """A policy, its optimiser and its recipe. `is_told_to_stop` is asked before each micro-batch: a step takes longer

@@ -31,8 +31,6 @@ from ..algorithm.recipe import Recipe
 from ..algorithm.scale import whitened
 from .groups import CallKey, Group
 
-__all__ = ["Doubles", "call_advantages", "learned_advantages", "sums_to_go", "token_advantages", "weighted_advantages"]
-
 Doubles = npt.NDArray[np.float64]
 
 

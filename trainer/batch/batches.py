@@ -34,8 +34,6 @@ from ..algorithm.scale import sample_std
 from ..algorithm.selection import selected
 from .groups import Group, GroupLimits, Verdict, judge, trained_versions, why_untrained
 
-__all__ = ["Batch", "OpenBatch", "TransitionsReader", "account", "spread", "unselected"]
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:

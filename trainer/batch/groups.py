@@ -34,19 +34,6 @@ from tracegrad.schemas.records.versions import VersionSpan
 
 from ..algorithm.recipe import Rows
 
-__all__ = [
-    "CallKey",
-    "Group",
-    "GroupLimits",
-    "Verdict",
-    "above",
-    "in_form",
-    "judge",
-    "token_versions",
-    "trained_versions",
-    "why_untrained",
-]
-
 CallKey = tuple[str, str]
 """(rollout id, call id)."""
 

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from .rows import TrainingRow
 
-__all__ = ["MicroBatch", "micro_batches"]
-
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:

@@ -29,16 +29,6 @@ from ..algorithm.regulariser import k1
 from .advantages import Doubles, call_advantages, learned_advantages, sums_to_go, token_advantages, weighted_advantages
 from .groups import CallKey, Group, token_versions
 
-__all__ = [
-    "Floats",
-    "TrainingRow",
-    "rollout_tokens",
-    "rollout_weights",
-    "rows_of_batch",
-    "training_rows",
-    "updates",
-]
-
 Floats = npt.NDArray[np.float32]
 
 

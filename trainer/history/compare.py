@@ -17,8 +17,6 @@ from ..algorithm.recipe import Recipe
 from ..config import NOT_LEARNT, AlgorithmConfig, TrainerConfig
 from .config import History
 
-__all__ = ["OF_THE_MACHINE", "TrainingInputs", "changed_keys", "changed_machine", "require_recipe", "supervised"]
-
 OF_THE_MACHINE = ("device", "dtype", "publish_dtype", "threads", "micro_batch_tokens", "micro_batch_logits")
 """Keys of `[trainer]` that change the order of sums, or their rounding, and nothing else."""
 

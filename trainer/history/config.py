@@ -13,8 +13,6 @@ from msgspec import Meta
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Section
 
-__all__ = ["History", "Mode", "ReplayConfig"]
-
 Mode = Literal["same", "offline", "filter"]
 """`same`: step by step what the source trained, by its record; `offline`: policy gradient on returns, off policy;
 `filter`: the likelihood of what good episodes sampled."""

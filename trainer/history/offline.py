@@ -41,8 +41,6 @@ from ..source import BatchReader, Source
 from ..store.checkpoint import CheckpointState, Progress
 from .config import History
 
-__all__ = ["HistorySource", "described", "ess"]
-
 _UNKNOWN: Mapping[str, Any] = {"ratio_mean": 1.0, "ess": 1.0, "kl_sampler": 0.0, "entropy": None, "entropy_by_turn": {}}
 """Figures that are made of the sampler's logprobs, as they are told without any."""
 _MAX_LOG_WEIGHT = 20.0

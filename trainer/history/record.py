@@ -17,8 +17,6 @@ from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, VersionManifest
 
-__all__ = ["RecordedStep", "SourceRecord", "fold_record", "read_record"]
-
 _WEIGHTS_FILE = "model.safetensors"
 
 

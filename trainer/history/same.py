@@ -32,8 +32,6 @@ from ..store.policy_log import PolicyLog
 from .config import History
 from .record import RecordedStep, SourceRecord
 
-__all__ = ["SameSource"]
-
 _log = logging.getLogger(__name__)
 _OF_THE_START = {"dtype", "publish_dtype"}
 """In which version 0 is written, that no step has touched."""

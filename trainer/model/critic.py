@@ -25,8 +25,6 @@ from ..config import TrainerConfig
 from ..optimiser import Optimiser
 from .policy import Policy, load_policy
 
-__all__ = ["Critic", "load_critic", "num_asked"]
-
 _HEAD_LR, _MODEL_LR = 1e-3, 1e-5
 """A head of zeros has far to go; the other is verl's of a critic."""
 

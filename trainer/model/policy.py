@@ -25,8 +25,6 @@ from ..batch.packing import MicroBatch
 from ..config import TrainerConfig
 from .read_model import read_model
 
-__all__ = ["Policy", "configure_torch", "load_policy"]
-
 _log = logging.getLogger(__name__)
 _HEAD = "lm_head.weight"
 _SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")

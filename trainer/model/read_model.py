@@ -16,8 +16,6 @@ from torch import Tensor
 from tracegrad.schemas.beat import units
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["load_tensors", "read_model", "read_tensors"]
-
 
 def read_tensors(path: Path, names: set[str]) -> dict[str, Tensor]:
     """Those of the tensors that a file has, float32. Raises OSError where it cannot be read."""

@@ -36,8 +36,6 @@ from tracegrad.schemas.records.weights import WeightFile
 from ..rating_drop import VersionRatings
 from .durable import describe_files, remove_half_written, whole_folder
 
-__all__ = ["CheckpointState", "Checkpoints", "Progress"]
-
 _log = logging.getLogger(__name__)
 _UNREAD = "unread-"
 _FOLDER = re.compile(rf"(?:{_UNREAD})?step-(\d{{8,}})-v(\d+)-e(\d+)")

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from tracegrad.schemas.records.weights import WeightFile, digest
 
-__all__ = ["PREFIX", "describe_files", "remove_half_written", "whole_folder"]
-
 PREFIX = ".tmp-"
 """Of what is not whole yet."""
 

@@ -47,8 +47,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from ..batch.groups import Verdict
 from ..config import TrainerHandles
 
-__all__ = ["PolicyLog"]
-
 _log = logging.getLogger(__name__)
 _AT_ONCE = 16
 """Appends that wait for their acknowledgement: a record may have 32 MiB, and the writer's queue is bounded."""

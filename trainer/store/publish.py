@@ -35,8 +35,6 @@ from .checkpoint import CheckpointState, Progress
 from .durable import PREFIX, describe_files, remove_half_written, whole_folder
 from .policy_log import PolicyLog
 
-__all__ = ["Publisher", "Versions"]
-
 _log = logging.getLogger(__name__)
 
 _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")

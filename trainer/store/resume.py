@@ -20,8 +20,6 @@ from .checkpoint import Checkpoints, CheckpointState, Progress
 from .policy_log import PolicyLog
 from .store import Rollbacks, Store
 
-__all__ = ["begin", "resume"]
-
 _log = logging.getLogger(__name__)
 
 

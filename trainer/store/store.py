@@ -31,8 +31,6 @@ from ..rating_drop import judge_ratings, restarted_at, scores_of
 from .checkpoint import Checkpoints, CheckpointState
 from .publish import Versions
 
-__all__ = ["Rollbacks", "Store"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ from tracegrad.schemas.log.protocol import Record, TopicPartition
 
 from ..batch.batches import Batch
 
-__all__ = ["MAX_DEATHS", "WorkMarks"]
-
 _log = logging.getLogger(__name__)
 MAX_DEATHS = 3
 """In the same piece of work: once may be anybody's doing, three times is its own."""
