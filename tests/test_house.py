@@ -92,7 +92,7 @@ def names_defined(tree: ast.Module) -> tuple[set[str], list[str] | None]:
 
 
 def test_exports_are_sorted_and_true() -> None:
-    """A package's are, in order. A module has none: a name without an underscore is public, and a list says it twice."""
+    """A package's are, in order. A module has none: what bears no underscore is public, and a list says it twice."""
     offences = []
     for path in FILES:
         defined, exported = names_defined(tree_of(path))
