@@ -168,8 +168,6 @@ class Reason(StrEnum):
     NO_SPREAD = "no_spread"
     """group: Its rollouts have equal rewards. -> Rewards within each group are equal: tasks neither too hard nor solved
     are needed; a broken grader gives such rewards too: look at `tracegrad episodes`."""
-    SKIPPED = "skipped"
-    """group: No step was taken on its batch. -> Read the step's `skipped`."""
 
     NO_ADVANTAGE = "no_advantage"
     """step, group: All advantages are 0. -> Rewards within each group are equal: tasks neither too hard nor solved are

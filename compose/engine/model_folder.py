@@ -1,46 +1,21 @@
-"""The folder of a model: a hub name becomes one, once, at start, so that every process opens the same files; and
-whether an agent with tools can train it, judged from its files alone, before an engine starts.
+"""Whether an agent with tools can train the model in a folder, judged from its files alone, before an engine starts.
 
-In: the policy, whose model may be `org/name`; a Hugging Face folder. Out: the policy with a folder; nothing. Only
-safetensors, configuration and tokenizer are fetched; no code, no pickle. Needs jinja2 (a chat template is rendered in
-its sandbox), neither torch nor transformers. Failure: ConfigurationError that says what is wrong and what to do.
+In: a Hugging Face folder. Out: nothing. Needs jinja2 (a chat template is rendered in its sandbox), neither torch nor
+transformers. Failure: ConfigurationError that says what is wrong and what to do.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM 0.32's CPU attention was compiled for."""
 _MARK = "tracegrad_probe"
-_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
-
-
-def with_local_model(policy: PolicyConfig, say: Callable[[str], None]) -> PolicyConfig:
-    """The policy with a folder as model; fetches a hub name. Blocking, as long as the download takes."""
-    name = policy.model
-    if name is None or Path(name).is_absolute():
-        return policy
-    from huggingface_hub import snapshot_download
-
-    say(f"fetching {name} from the hub")
-    try:
-        folder = snapshot_download(name, allow_patterns=_FILES, etag_timeout=10)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(
-            f"[policy] model = {name!r}: there is no such folder, and the hub gave: {reason}; name a local folder"
-        ) from error
-    return msgspec.structs.replace(policy, model=str(folder))
 
 
 def check_model(

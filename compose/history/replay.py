@@ -43,7 +43,7 @@ from tracegrad.trainer.history.compare import supervised
 from tracegrad.trainer.history.config import History as TrainedHistory
 from tracegrad.trainer.history.config import Mode
 
-from ..engine.model_folder import with_local_model
+from ..engine.fetch_model import with_local_model
 from ..files import write_atomically, write_record
 from ..local_kafka.broker import LocalKafka
 from ..run.pipeline import history_specs, prepare_run, prepare_topics

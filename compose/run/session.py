@@ -25,7 +25,7 @@ from tracegrad.producers.runner.sandbox import Sandbox
 from tracegrad.producers.tasks.dataset import read_tasks
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, UnavailableError
 
-from ..engine.model_folder import with_local_model
+from ..engine.fetch_model import with_local_model
 from . import pipeline
 from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, PipelinePart, prepare_run, prepare_topics, specs
 from .process import ProcessSpec

@@ -35,7 +35,7 @@ PROGRAMS = {
         *("tracegrad.producers.runner.hosted.host_main", "tracegrad.producers.runner.hosted.grader_host"),
     ),
     "streams": (SERVE, "tracegrad.streams.folds", "tracegrad.streams.shell.worker"),
-    "trainer": (SERVE, "tracegrad.trainer.loop"),
+    "trainer": (SERVE, "tracegrad.trainer.run"),
 }
 """Extra -> where its program begins."""
 LAUNCHERS = ("compose/run/serve.py", "compose/run/wiring.py")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tracegrad.compose.engine.model_folder import with_local_model
+from tracegrad.compose.engine.fetch_model import with_local_model
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
 
