@@ -31,10 +31,10 @@ from tests.streams.make import RUN_HASH, TOPICS, config
 from tracegrad.compose.history.replay import _opened
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
-from tracegrad.consumers.history.choose import Window, bounds_of
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.consumers.history.refold import Refold
 from tracegrad.consumers.history.replay import History, ReplayProgress, merged, replay
+from tracegrad.consumers.history.selection import Window, bounds_of
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, GroupMadeOf, MadeOf, Positions
 from tracegrad.schemas.log.protocol import Headers, Log, Offsets, Position, Record, TopicPartition
