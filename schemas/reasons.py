@@ -175,7 +175,7 @@ class Reason(StrEnum):
     NO_TOKENS = "no_tokens"
     """step, group: No token is in the loss. -> Read why calls were masked."""
     NON_FINITE = "non_finite"
-    """step, group: The loss or the gradients are not finite. -> Lower [trainer] learning_rate."""
+    """step, group: The loss or the gradients are not finite. -> Lower [trainer] lr."""
     WITHOUT_GROUP = "without_group"
     """episode: No runner started it. -> Captured conversations train with [select] train = true alone."""
     NOT_TRAINING = "not_training"

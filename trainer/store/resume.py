@@ -37,7 +37,7 @@ def resume(handles: TrainerHandles, checkpoints: Checkpoints, policy_log: Policy
     state = progress.state
     if (state.run, state.policy) != (handles.run_hash, handles.policy):
         raise ConfigurationError(
-            f"[trainer] work_dir: expected checkpoints of run {handles.run_hash!r}, policy {handles.policy!r}, got "
+            f"{handles.work_dir}: expected checkpoints of run {handles.run_hash!r}, policy {handles.policy!r}, got "
             f"{state.run!r}, {state.policy!r}: give each policy of each run a folder of its own"
         )
     topic_id = policy_log.transitions_id

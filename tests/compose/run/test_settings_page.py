@@ -10,6 +10,7 @@ import pytest
 
 from tracegrad.compose.cli.common import help_of
 from tracegrad.compose.run.settings import RunSettings, settings_markdown
+from tracegrad.schemas.reasons import Reason, row_of
 from tracegrad.schemas.section import Section, section_of
 
 ROOT = Path(__file__).parents[3]
@@ -44,6 +45,14 @@ def test_a_section_names_itself_as_the_file_does() -> None:
     for name, record in named.items():
         if record is not None:
             assert re.match(rf"`\[{name}\]`: |`\[\[{name}\]\]`: ", record.__doc__ or ""), name
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_remedy_names_keys_that_a_file_may_have(reason: Reason) -> None:
+    """`[section] key`, so that who follows it is not refused."""
+    named = re.findall(r"\[(\w+)\] (\w+)", row_of(reason).remedy)
+    kinds = {name: section_of(kind) for name, kind in typing.get_type_hints(RunSettings).items()}
+    assert [(name, key) for name, key in named if key not in getattr(kinds[name], "__struct_fields__", ())] == []
 
 
 def test_help_is_the_docstring() -> None:
