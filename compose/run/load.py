@@ -124,8 +124,7 @@ def _build(record: type[S], table: Mapping[str, Any], where: str = "") -> S:
     for key, value in table.items():
         if key not in kinds:
             what = f"section {key!r}" if isinstance(value, dict) else f"key {key!r}"
-            remedy = GONE.get(f"{where}.{key}" if where else key)
-            remedy = f"it is gone: {remedy}" if remedy else nearest(key, kinds)
+            remedy = _instead(f"{where}.{key}" if where else key, kinds)
             raise ConfigurationError(f"unknown {what}{f' in [{where}]' if where else ''}; {remedy}")
         given[key] = _value(value, kinds[key], f"{where}.{key}" if where else key)
     for field in msgspec.structs.fields(record):
@@ -137,6 +136,11 @@ def _build(record: type[S], table: Mapping[str, Any], where: str = "") -> S:
         return record(**given)
     except ConfigurationError as error:
         raise ConfigurationError(f"[{where}] {error}" if where else str(error)) from error
+
+
+def _instead(path: str, kinds: Collection[str]) -> str:
+    """What to say in place of a section or key that there is not."""
+    return f"it is gone: {GONE[path]}" if path in GONE else nearest(path.rpartition(".")[2], kinds)
 
 
 def _value(value: Any, kind: Any, path: str) -> Any:
@@ -197,7 +201,7 @@ def _put(target: dict[str, Any], name: str, value: Any, source: str) -> None:
         raise ConfigurationError(f"{source}: unknown section {section!r}; {nearest(section, RunSettings.kinds())}")
     kinds = record.kinds()
     if key not in kinds:
-        raise ConfigurationError(f"{source}: unknown key {name}; {nearest(key, kinds)}")
+        raise ConfigurationError(f"{source}: unknown key {name}; {_instead(name, kinds)}")
     if isinstance(value, str):
         value = _from_text(value, kinds[key], source)
     (target.setdefault(section, {}) if section else target)[key] = value

@@ -42,8 +42,8 @@ GONE = {
     "feedback.sources": "post the scores to /v1/rewards, as examples/feedback/from_elsewhere.py does",
     "llm.begin_again_s": "leave it out: attempts that a killed gateway left open begin again (docs/reliability.md)",
 }
-"""`section.key` that earlier releases had -> what takes its place. A file that has it is refused; runs that were
-recorded with it open."""
+"""`section.key` that earlier releases had -> what takes its place. A file, a flag or a variable that has it is refused;
+runs that were recorded with it open."""
 
 _COMPARES = ("mean", "leave_one_out", "length_weighted")
 """Baselines that are others' returns."""

@@ -25,6 +25,16 @@ def test_a_file_with_a_key_that_is_gone_is_told_what_takes_its_place(key: str, t
     assert GONE[key] in str(refused.value)
 
 
+@pytest.mark.parametrize("key", GONE)
+def test_a_flag_or_a_variable_of_a_key_that_is_gone_is_told_so_too(key: str) -> None:
+    """`--set section.key=value`, `TRACEGRAD_SECTION_KEY`."""
+    variable = f"TRACEGRAD_{key.replace('.', '_').upper()}"
+    for origin, environ, flags in ((f"flag for {key}", {}, {key: "1"}), (variable, {variable: "1"}, {})):
+        with pytest.raises(ConfigurationError, match=f"{origin}: unknown key {key}; it is gone: ") as refused:
+            load(None, environ=environ, flags={"run": "mine", **flags})
+        assert GONE[key] in str(refused.value)
+
+
 def test_settings_of_an_earlier_release_open_without_the_keys_that_are_gone(tmp_path: Path) -> None:
     """A key that nobody ever had is still refused: it may be a later release's."""
     run_dir = prepare_run(RunSettings(run=RunName("mine")), tmp_path / "mine")
