@@ -70,7 +70,7 @@ class ChatEngine:
     def __enter__(self) -> ChatEngine:
         try:
             self._start()
-        except BaseException:
+        except BaseException:  # Ctrl-C too, in half a minute of start: `__exit__` is called behind the block alone
             self.__exit__()
             raise
         return self

@@ -77,7 +77,7 @@ def main() -> None:
         # The reader of our output left (`| head`); what is still buffered has nowhere to go.
         sys.stderr.close()
         sys.exit(0)
-    except Exception as error:
+    except Exception as error:  # the one outermost handler: a fault of ours is printed whole
         show, option = getattr(error, "show", None), getattr(error, "option_name", "")
         if option in GONE:
             echo(f"tracegrad: {option}: it is gone: {GONE[option]}", is_error=True)

@@ -186,7 +186,7 @@ class Regrader:
         """Raises ConfigurationError: the grader cannot be imported."""
         try:
             self._loop.run(self._grader.begin())
-        except BaseException:
+        except BaseException:  # Ctrl-C too, in the user's imports: `__exit__` is called behind the block alone
             self._close()
             raise
         return self

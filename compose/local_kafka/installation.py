@@ -106,9 +106,9 @@ def _download(folder: Path, jars: Sequence[Jar]) -> None:
         try:
             for _ in fetched:
                 pass
-        except BaseException:
+        finally:
+            # Or the pool would fetch the others first, after one that failed and after Ctrl-C.
             pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _fetch(folder: Path, staging: Path, jar: Jar) -> None:

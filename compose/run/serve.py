@@ -92,7 +92,7 @@ def serve(
         _logger.error("%s", lacking(error, f"serve {name}", _EXTRAS.get(name, "cli")))
         return FATAL_EXIT_STATUS
     except Exception:
-        # The one outermost handler of the process: whatever it is, the supervisor tries again.
+        # The one outermost handler of the process: a fault of ours, which the supervisor answers by another try.
         _logger.exception("%s failed", name)
         return 1
     return 0

@@ -313,7 +313,7 @@ def in_thread(make: Callable[[], Made], name: str) -> futures.Future[Made]:
     def run() -> None:
         try:
             made.set_result(make())
-        except BaseException as error:
+        except BaseException as error:  # whoever waits for the future raises it; else they would wait for ever
             made.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -68,7 +68,7 @@ class VersionLoader:
             check_index(index, read_index(base), is_tied=is_tied)
         try:
             self.reload_weights(weights_iterator=read_tensors(index, is_tied=is_tied))
-        except BaseException:
+        except BaseException:  # whatever ended it, vLLM has buffered some of it
             _restore(self.model_runner.get_model())
             raise
         # `/finish_weight_update` labels once the workers agree; vLLM's own refuse, since no transfer of theirs began.

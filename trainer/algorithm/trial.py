@@ -43,7 +43,7 @@ def try_functions(recipe: Recipe) -> None:
             trial = _plain if axis in _PLAIN else _tensors
             try:
                 problem = trial(recipe, axis, function)
-            except Exception as error:  # the user's code
+            except Exception as error:  # the user's code, which may raise anything: whatever it is, no start mends it
                 problem = f"an answer, got {type(error).__name__}: {error}"
             if problem:
                 name = getattr(function, "__qualname__", repr(function))

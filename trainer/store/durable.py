@@ -37,9 +37,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(target)
         temporary.rename(target)
         _sync(target.parent)
-    except BaseException:
+    finally:
+        # Half a folder may be all that the disk had left; of a whole one nothing bears this name any more.
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def _sync(path: Path) -> None:
