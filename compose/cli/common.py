@@ -36,12 +36,13 @@ def help_of(path: str) -> str:
     section, _, key = path.rpartition(".")
     record = section_of(typing.get_type_hints(RunSettings)[section]) if section else RunSettings
     assert record is not None
-    # A bracket would be markup.
-    return record.docs()[key].replace("[", r"\[")
+    # A bracket would be markup; who does not give a flag gives no None.
+    told = record.docs()[key].replace("[", r"\[")
+    return told.replace(". None:", ". Without it").replace("None:", "without it")
 
 
 RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="The run's name or folder; without it the newest.")
+    str | None, typer.Argument(metavar="RUN", help="The run's name or folder; without it the newest.")
 ]
 NewRunOption = Annotated[str | None, typer.Option("--run", help=help_of("run"))]
 """Of commands that start a run; of those that look at one:"""
@@ -53,7 +54,7 @@ LogFormatOption = Annotated[
     LogFormat,
     typer.Option("--log-format", help="Format of logs; json lines name run, process and episodes.", envvar=LOG_FORMAT),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON lines to stdout.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON to stdout; of several records one a line.")]
 
 
 def echo(text: str, *, is_error: bool = False) -> None:

@@ -122,7 +122,8 @@ def _screen(wiring: Wiring, state: RunState, results: Results | None, now_ms: in
 def tail(
     topic: Annotated[str, typer.Argument(help="A topic of `topics list`, such as episodes or llm_calls.")],
     from_: Annotated[
-        str, typer.Option("--from", help="Where to start: beginning, end, or -N for the last N records.")
+        str,
+        typer.Option("--from", help="Where to start: beginning, end, or -N for the last N (with -f, N a partition)."),
     ] = "-10",
     count: Annotated[int | None, typer.Option("-n", min=0, help="Stop after this many records.")] = None,
     is_following: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,

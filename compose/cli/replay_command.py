@@ -67,12 +67,17 @@ Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-
 
 
 class HistoryCommand(TyperCommand):
-    """`replay` or `regrade`: `--dry-run` may stand without a value, and then counts; `regrade` wants a grader."""
+    """`replay` or `regrade`: `--dry-run` may stand without a value, and then counts; `regrade` wants a grader, and has
+    not what does not go with one."""
+
+    def __init__(self, name: str, *, params: list[Any], **settings: Any) -> None:
+        if name == "regrade":
+            params = [one for one in params if one.name not in ("file", "reclose")]
+            for one in params:
+                one.required = one.required or one.name == "grader"
+        super().__init__(name, params=params, **settings)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        asked = {arg.split("=")[0] for arg in args}
-        if ctx.info_name == "regrade" and asked.isdisjoint(("--grader", *ctx.help_option_names)):
-            raise ConfigurationError("regrade: expected --grader FILE:FUNCTION, got none; or use replay")
         return super().parse_args(ctx, ["--dry-run=count" if arg == "--dry-run" else arg for arg in args])
 
 
