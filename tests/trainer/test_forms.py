@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from tests.seeds import any_seed
-from tests.trainer.algorithm.test_literal_batch import batch_of
+from tests.trainer.algorithm.drawn_batches import batch_of
 from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
 from tests.trainer.toy_policy import ToyPolicy, learn
 from tracegrad.schemas.records.transitions import encode_group

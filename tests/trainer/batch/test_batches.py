@@ -8,45 +8,15 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from tests.memory_log import MemoryLog
-from tests.trainer.material import VOCABULARY, append_groups, group_bytes, record, segment, summary, turn
+from tests.trainer.batch.opening import gid, open_batch
+from tests.trainer.material import append_groups, group_bytes, record, segment, summary, turn
 from tests.versions import OTHER_RUN, RUN, sampled_by
 from tracegrad.schemas.errors import LogGapError
-from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.training import Accounting, hash_batch
 from tracegrad.schemas.records.transitions import encode_group
-from tracegrad.schemas.topics import Topics
 from tracegrad.trainer.algorithm.recipe import Recipe
-from tracegrad.trainer.batch.batches import Batch, OpenBatch, TransitionsReader, account
-from tracegrad.trainer.batch.groups import GroupLimits
-
-LIMITS = GroupLimits(policy="policy", vocabulary=VOCABULARY)
-
-
-def gid(index: int) -> str:
-    """The id that `group_bytes` gives."""
-    return f"{index:024x}"
-
-
-def open_batch(
-    values: Sequence[bytes | None], *, num_groups: int, consumed: Collection[str] = (), recipe: Recipe | None = None
-) -> OpenBatch:
-    """These records, as many as the batch takes."""
-    refusals = Refusals(Topics(run=RunName("test")), Metrics())
-    batch = OpenBatch(
-        begin_offset=10,
-        num_groups=num_groups,
-        consumed=consumed,
-        limits=LIMITS,
-        recipe=recipe or Recipe(),
-        refusals=refusals,
-    )
-    for offset, value in enumerate(values, 10):
-        if not batch.is_complete:
-            batch.add_record(record(value, offset))
-    return batch
+from tracegrad.trainer.batch.batches import Batch, TransitionsReader, account
 
 
 def batch_of(

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.seeds import any_seed
-from tests.trainer.batch.test_batches import gid, open_batch
+from tests.trainer.batch.opening import gid, open_batch
 from tests.trainer.material import group_bytes, segment, summary, turn
 from tests.versions import RUN
 from tracegrad.schemas.errors import ConfigurationError

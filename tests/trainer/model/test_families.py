@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import make_model
-from tests.trainer.model.test_policy import IDS, KEEP, disturb, loaded, opened, published
+from tests.trainer.model.policies import IDS, KEEP, disturb, loaded, opened, published
 from tests.trainer.run_loop import config_of, lineage_of, new_log, request_rollback, steps_of, train
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.trainer.model.read_model import load_tensors

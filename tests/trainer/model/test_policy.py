@@ -13,50 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from tests.tiny_models import make_model
-from tests.versions import RUN
+from tests.trainer.model.policies import IDS, KEEP, disturb, loaded, opened, published
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.trainer.algorithm.recipe import Recipe
-from tracegrad.trainer.backends.single import SingleLearner
-from tracegrad.trainer.config import TrainerConfig, TrainerHandles
-from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
-from tracegrad.trainer.store.checkpoint import CheckpointState, Progress
-from tracegrad.trainer.store.publish import Publisher
+from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.model.policy import configure_torch
 
 pytestmark = pytest.mark.torch
-
-IDS = torch.arange(40).reshape(2, 20) + 30
-KEEP = torch.arange(20)
-
-
-def loaded(model: Path, **changes: Any) -> Policy:
-    """A policy of the model."""
-    config = TrainerConfig(**changes)
-    return load_policy(config, str(model), configure_torch(config, seed=0))
-
-
-def disturb(policy: Policy) -> None:
-    """Moves every trainable tensor, as a step does."""
-    generator = torch.Generator().manual_seed(1)
-    moved = {n: m.detach() + 0.02 * torch.randn(m.shape, generator=generator) for n, m in policy.masters.items()}
-    policy.restore(moved)
-
-
-def published(policy: Policy, base: Path, tmp_path: Path) -> Path:
-    """The folder of its version 1."""
-    handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(base), work_dir=str(tmp_path), seed=0)
-    publisher = Publisher(handles, keep=0, is_held=lambda _: False)
-    learner = SingleLearner(policy, TrainerConfig(), Recipe())
-    manifest = publisher.write(learner, Progress(CheckpointState(policy="policy", run=RUN, step=1, version=1)), epoch=1)
-    return Path(manifest.uri)
-
-
-def opened(folder: Path) -> Any:
-    """As any user opens it."""
-    import transformers
-
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    transformers.AutoTokenizer.from_pretrained(folder)
-    return model.eval()
 
 
 def test_a_gpu_that_torch_does_not_see_is_refused_by_name() -> None:
