@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 
@@ -32,8 +32,8 @@ def eventually(claim: Callable[[], bool], what: str) -> None:
 
 
 @contextlib.contextmanager
-def meanwhile(action: Callable[[], None]):  # type: ignore[no-untyped-def]
-    """Runs an action in another thread and hands on what it raised."""
+def meanwhile(action: Callable[[], object]) -> Iterator[None]:
+    """Runs an action in another thread; what it raises interrupts this one, and fails the test."""
     raised: list[BaseException] = []
 
     def run() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.compose.run.children import QUICK, meanwhile
 from tests.serving import until
 from tracegrad.compose.beats import BeatRecord
 from tracegrad.compose.run import process
@@ -25,7 +25,6 @@ from tracegrad.schemas.records.process_status import ProcessState
 
 pytestmark = pytest.mark.slow
 
-QUICK = Backoff(first_s=0.01, greatest_s=0.02, max_in_a_row=3)
 WITHIN_S = 4.0
 WORKER = f"""
 import pathlib, sys, threading, time
@@ -56,22 +55,15 @@ def worker(folder: Path, *, work: int = 0, status: int = -1, hangs: int = 0, is_
     return ProcessSpec(name="worker", argv=argv, is_job=is_job, beats=beats)
 
 
-def watched(supervisor: Supervisor, act: Callable[[], object]) -> list[BaseException]:
-    """Runs the supervisor while another thread acts and then stops it; what that thread raised."""
-    raised: list[BaseException] = []
+def watch(supervisor: Supervisor, act: Callable[[], object]) -> None:
+    """Runs the supervisor while another thread acts and then stops it."""
 
-    def run() -> None:
-        try:
-            act()
-        except BaseException as error:
-            raised.append(error)
+    def act_and_stop() -> None:
+        act()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    supervisor.run()
-    thread.join(10)
-    return raised
+    with meanwhile(act_and_stop):
+        supervisor.run()
 
 
 def test_a_process_that_is_stopped_shortly_survives_and_one_that_is_stopped_for_long_is_restarted(
@@ -99,7 +91,7 @@ def test_a_process_that_is_stopped_shortly_survives_and_one_that_is_stopped_for_
         assert child.num_restarts == 1
         until(lambda: child.state is ProcessState.RUNNING and child.pid != first, 10)
 
-    assert watched(supervisor, act) == []
+    watch(supervisor, act)
     assert [line for line in said if "worker is frozen: no sign of life for" in line]
 
 
@@ -109,7 +101,7 @@ def test_a_loop_that_hangs_is_restarted_though_a_thread_of_it_lives(tmp_path: Pa
     spec = worker(tmp_path, hangs=1, is_job=False)
     supervisor = Supervisor([spec], logs=tmp_path, backoff=QUICK, say=said.append)
     (child,) = supervisor.children
-    assert watched(supervisor, lambda: until(lambda: child.num_restarts == 1, 60)) == []
+    watch(supervisor, lambda: until(lambda: child.num_restarts == 1, 60))
     assert any("frozen" in line for line in said)
 
 
