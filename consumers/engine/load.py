@@ -1,7 +1,7 @@
 """How busy an engine is, for whoever waits for it: slots in use, slots in all, requests waiting, tokens a second.
 
 In: vLLM's own `/metrics`, and once of each engine `/server_info`. Out: gauges of weight sync's Metrics, and with them
-on process_status. Invariants: `every_s` lies between two looks; an answer is bounded in bytes and in time; an engine
+on process_status. Invariants: two seconds lie between two looks; an answer is bounded in bytes and in time; an engine
 that does not answer, or not so, has no gauges, and is counted. Failure: none: nothing is decided by these figures.
 """
 
@@ -24,6 +24,7 @@ from tracegrad.schemas.metrics import (
     Metrics,
 )
 
+_EVERY_S = 2.0
 _TIMEOUT = httpx.Timeout(1.0)
 _MAX_BYTES = 4 * 1024 * 1024
 _SERIES = re.compile(
@@ -35,20 +36,12 @@ _GAUGES = (ENGINE_SLOTS, ENGINE_SLOTS_USED, ENGINE_WAITING, ENGINE_TOKENS)
 class EngineLoad:
     """Of one engine. Blocks for a few seconds at most; not thread-safe."""
 
-    def __init__(
-        self,
-        client: httpx.Client,
-        metrics: Metrics,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        every_s: float = 2.0,
-    ) -> None:
-        """`client` has the engine's base URL and token; owned by the caller. `every_s` lies between two looks."""
+    def __init__(self, client: httpx.Client, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`client` has the engine's base URL and token; owned by the caller."""
         self._client = client
         self._metrics = metrics
         self._clock = clock
-        self._every_s = every_s
-        self._looked_at = -every_s
+        self._looked_at = -_EVERY_S
         self._slots: int | None = None
         """Of one of the engine's schedulers; asked for again of an engine that was away."""
         self._tokens: float | None = None
@@ -57,7 +50,7 @@ class EngineLoad:
         """Sets the gauges anew, if it is time."""
         now = self._clock()
         elapsed_s = now - self._looked_at
-        if elapsed_s < self._every_s:
+        if elapsed_s < _EVERY_S:
             return
         self._looked_at = now
         try:

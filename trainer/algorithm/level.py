@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 """exp of more would overflow to infinity and make the whole step non-finite for one token of another policy."""
 
 
 def clamped(log_ratios_N: Tensor) -> Tensor:
     """[N] log rho within +-20; beyond, the gradient is 0. Of tokens: PPO's ratio (arXiv:1707.06347)."""
-    return log_ratios_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def unit_level(log_ratios_N: Tensor, units_N: Tensor, means_U: Tensor | None = None) -> Tensor:

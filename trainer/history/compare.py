@@ -52,9 +52,8 @@ def changed_keys(source: TrainingInputs, own: TrainingInputs) -> list[str]:
 
 def changed_machine(source: TrainingInputs, own: TrainingInputs) -> list[str]:
     """The same of keys that change bits alone."""
-    left_out = source.trainer.__struct_fields__
-    kept = {*left_out} - {*OF_THE_MACHINE}
-    return [*_changed("trainer", asdict(source.trainer), asdict(own.trainer), kept)]
+    others = {*TrainerConfig.__struct_fields__} - {*OF_THE_MACHINE}
+    return [*_changed("trainer", asdict(source.trainer), asdict(own.trainer), others)]
 
 
 def _changed(section: str, was: Mapping[str, Any], now: Mapping[str, Any], left_out: set[str]) -> Iterator[str]:

@@ -30,6 +30,7 @@ import numpy as np
 from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS, Metrics
 from tracegrad.schemas.reasons import Reason
 
+from ..algorithm.level import MAX_LOG_RATIO
 from ..algorithm.recipe import Recipe
 from ..batch.advantages import Doubles
 from ..batch.batches import Batch
@@ -43,8 +44,6 @@ from .config import History
 
 _UNKNOWN: Mapping[str, Any] = {"ratio_mean": 1.0, "ess": 1.0, "kl_sampler": 0.0, "entropy": None, "entropy_by_turn": {}}
 """Figures that are made of the sampler's logprobs, as they are told without any."""
-_MAX_LOG_WEIGHT = 20.0
-"""As the loss bounds a ratio (algorithm/level.py): exp of much more is infinite."""
 
 
 @dataclass
@@ -107,7 +106,7 @@ def ess(log_weights_N: Doubles) -> float:
     """Of N tokens, 1 of none; NaN where the policy gave a token no number: the step is to say so."""
     if not log_weights_N.size:
         return 1.0
-    log_weights_N = log_weights_N.clip(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT)
+    log_weights_N = log_weights_N.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # as the loss bounds a ratio
     weights_N = np.exp(log_weights_N - log_weights_N.max())  # a common factor changes nothing
     return float(weights_N.sum() ** 2 / (weights_N.size * np.square(weights_N).sum()))
 

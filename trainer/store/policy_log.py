@@ -50,6 +50,8 @@ from ..config import TrainerHandles
 _log = logging.getLogger(__name__)
 _AT_ONCE = 16
 """Appends that wait for their acknowledgement: a record may have 32 MiB, and the writer's queue is bounded."""
+_LOOK_S = 0.02
+"""A look at what has come waits so long when nothing has."""
 _PARTITION = 0
 """Of `weights`, `training_steps` and `advantages`, which have one: claims and manifests need one order."""
 
@@ -58,16 +60,8 @@ class PolicyLog:
     """This process's claim on a policy, and its hand on the log. One thread at a time."""
 
     def __init__(
-        self,
-        handles: TrainerHandles,
-        *,
-        topics: Topics,
-        log: Log,
-        writer: LogWriter,
-        metrics: Metrics,
-        look_s: float = 0.02,
+        self, handles: TrainerHandles, *, topics: Topics, log: Log, writer: LogWriter, metrics: Metrics
     ) -> None:
-        """`look_s`: a look at what has come waits so long when nothing has."""
         self._policy = handles.policy
         self._run = handles.run_hash
         self._topics = topics
@@ -75,7 +69,7 @@ class PolicyLog:
         self._log = log
         self._writer = writer
         self._metrics = metrics
-        self._chunks = follow(log, [self._at.topic], poll_s=look_s, patience_s=AWAY_S)
+        self._chunks = follow(log, [self._at.topic], poll_s=_LOOK_S, patience_s=AWAY_S)
         self._next_offset = 0
         self._refused: list[Verdict] = []
         self._refusals = Refusals(topics, metrics, then=self._set_aside)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 def resume(handles: TrainerHandles, checkpoints: Checkpoints, policy_log: PolicyLog, learner: Learner) -> Progress:
     """Sets the learner to the newest checkpoint and says where it stands; step 0, with no files, without one.
 
-    One older than what was published is the beginning of a replay (versions.py).
+    One older than what was published is the beginning of a replay (publish.py).
 
     Raises:
         ConfigurationError: the checkpoint is another run's, or there is none and versions were published.
