@@ -65,9 +65,9 @@ def answers(url: str, timeout_s: float = _TIMEOUT_S) -> bool:
     return _text(url, timeout_s) is not None
 
 
-def num_served(engine_url: str, timeout_s: float = _TIMEOUT_S) -> int | None:
-    """Requests that an engine has served since its start; None: it does not answer now. Blocks for `timeout_s`."""
-    text = _text(f"{engine_url}/metrics", timeout_s)
+def num_served(engine_url: str) -> int | None:
+    """Requests that an engine has served since its start; None: it does not answer now. Blocks for a second."""
+    text = _text(f"{engine_url}/metrics", _TIMEOUT_S)
     return None if text is None else int(sum(float(count) for count in _SERVED.findall(text)))
 
 

@@ -26,7 +26,7 @@ from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 from ..die_with_parent import guarded
 from ..engine.failed_start import explain, read_failed_start
 from ..engine.server import check_start, engine_argv, engine_environment
-from ..loopback import answers, free_port
+from ..loopback import LOOPBACK, answers, free_port
 from ..run.report import read_results, version_folders
 from ..run.wiring import Wiring
 
@@ -62,7 +62,7 @@ class ChatEngine:
     def __init__(self, wiring: Wiring, folder: str) -> None:
         self._wiring, self._folder = wiring, folder
         self.token = secrets.token_hex(16)
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://{LOOPBACK}:{free_port()}"
         self._work = tempfile.TemporaryDirectory(prefix="tracegrad-chat-")
         self._log = Path(self._work.name) / "engine.log"
         self._process: subprocess.Popen[bytes] | None = None

@@ -22,6 +22,8 @@ import msgspec
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.text import decode_json
 
+from ..loopback import LOOPBACK
+
 _MAX_BYTES = 8 << 20
 _TIMEOUT = httpx.Timeout(300.0, connect=5.0)
 _PASSED_ON = ("content-type", "accept", "traceparent", "tracestate", "baggage", "anthropic-version")
@@ -80,11 +82,11 @@ class Relay:
         self._conversation = ""
         self._greedy, self._show, self._lock = greedy, show, threading.Lock()
         self._client = httpx.Client(base_url=url, timeout=_TIMEOUT, headers=bearer(token), trust_env=False)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer((LOOPBACK, 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="relay", daemon=True)
         self.new_conversation()
-        self.base_url = f"http://127.0.0.1:{self._server.server_port}"
+        self.base_url = f"http://{LOOPBACK}:{self._server.server_port}"
 
     def __enter__(self) -> Relay:
         self._thread.start()

@@ -78,7 +78,7 @@ def _sides(
     if wiring.run_dir.is_locked() and version is None and not before:
         if wiring.settings.select.train:
             echo("this run learns from what people say of its answers: yours count among them", is_error=True)
-        side = Side(name=f"run {wiring.record.name}, the version that serves now", version=None, choose=_nothing)
+        side = Side(name=f"run {wiring.record.name}, the version that serves now", version=None, choose=lambda: None)
         return [side], wiring.endpoints.llm_url, wiring.runner().llm_token, False
     folder, number = folder_of(wiring, version)
     start = folder_of(wiring, 0)[0] if before else folder
@@ -90,10 +90,6 @@ def _sides(
     name = f"after (version {number})" if before else f"run {wiring.record.name}, version {number}"
     sides.append(Side(name=name, version=number, choose=partial(engine.load, folder, number)))
     return sides, engine.url, engine.token, True
-
-
-def _nothing() -> None:
-    """The gateway knows who serves."""
 
 
 def _questions(whom: str) -> Iterator[str]:

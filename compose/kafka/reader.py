@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_UNREAD = 5000
 """Bound on what is read ahead while a commit is awaited."""
+_ANSWER_S = 15.0
+"""How long Kafka may take to tell what is committed, and to commit."""
 _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
 
 
@@ -166,11 +168,7 @@ def _record(message: Message) -> Record:
 class GroupReader(TailReader):
     """A member of a group with the cooperative protocol: a rebalance takes only the partitions that move."""
 
-    def __init__(
-        self, admin: KafkaAdmin, settings: Settings, group: str, topics: Sequence[str], *, answer_s: float = 15.0
-    ) -> None:
-        """`answer_s`: how long Kafka may take to tell what is committed, and to commit."""
-        self._answer_s = answer_s
+    def __init__(self, admin: KafkaAdmin, settings: Settings, group: str, topics: Sequence[str]) -> None:
         self._commits: list[tuple[KafkaError | None, set[tuple[str, int, int]]]] = []
         super().__init__(admin, {**settings, "on_commit": self._on_commit})
         self._group = group
@@ -202,7 +200,7 @@ class GroupReader(TailReader):
         if not partitions:
             return {}
         with boundary(f"tell the committed offsets of group {self._group!r}"):
-            committed = consumer.committed(partitions, timeout=self._answer_s)
+            committed = consumer.committed(partitions, timeout=_ANSWER_S)
         offsets = {TopicPartition(found.topic, found.partition): found.offset for found in committed}
         kept = self._admin.kept(offsets)
         return {
@@ -241,7 +239,7 @@ class GroupReader(TailReader):
 
     def _await_commit(self, wanted: set[tuple[str, int, int]], doing: str) -> None:
         """Serves callbacks until this commit's has come; a synchronous commit has no time-out of its own."""
-        deadline = time.monotonic() + self._answer_s
+        deadline = time.monotonic() + _ANSWER_S
         paused: list[confluent_kafka.TopicPartition] = []
         while time.monotonic() < deadline:
             for error, offsets in self._commits:
@@ -260,7 +258,7 @@ class GroupReader(TailReader):
             self._unread += found
         if paused:
             self._consumer.resume(paused)
-        raise UnavailableError(f"expected Kafka to {doing} within {self._answer_s} s, got no answer; try again")
+        raise UnavailableError(f"expected Kafka to {doing} within {_ANSWER_S} s, got no answer; try again")
 
     def _on_commit(self, error: KafkaError | None, partitions: list[confluent_kafka.TopicPartition]) -> None:
         failed = error or next((partition.error for partition in partitions if partition.error is not None), None)

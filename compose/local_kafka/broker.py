@@ -95,7 +95,7 @@ class LocalKafka:
     @property
     def bootstrap_servers(self) -> str:
         """`127.0.0.1:port`."""
-        return f"127.0.0.1:{self.port}"
+        return f"{LOOPBACK}:{self.port}"
 
     @property
     def pid(self) -> int | None:

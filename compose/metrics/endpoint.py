@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 from tracegrad.schemas.metrics import Metrics
 
 from ..files import write_atomically
+from ..loopback import LOOPBACK
 
 _logger = logging.getLogger(__name__)
-_LOOPBACK = "127.0.0.1"
-_HOSTS = {_LOOPBACK, "localhost"}
+_HOSTS = {LOOPBACK, "localhost"}
 _PORT = 0
 """Any that is free."""
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -48,7 +48,7 @@ def serving_metrics(folder: Path, *, run: str, process: str, metrics: Metrics) -
     server: _Server | None = None
     try:
         server = _Server(metrics)
-        announce(file, f"http://{_LOOPBACK}:{server.server_address[1]}", run=run, process=process)
+        announce(file, f"http://{LOOPBACK}:{server.server_address[1]}", run=run, process=process)
     except OSError as error:
         _logger.warning("no /metrics of this process: %s", error)
     try:
@@ -106,7 +106,7 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
     def __init__(self, metrics: Metrics) -> None:
-        super().__init__((_LOOPBACK, _PORT), _Handler)
+        super().__init__((LOOPBACK, _PORT), _Handler)
         self._metrics = metrics
         self._open: deque[socket.socket] = deque()
         self._lock = threading.Lock()
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "tracegrad", ""
 
     def do_GET(self) -> None:
-        host = (self.headers.get("Host") or _LOOPBACK).rpartition(":")[0] or self.headers.get("Host", _LOOPBACK)
+        host = (self.headers.get("Host") or LOOPBACK).rpartition(":")[0] or self.headers.get("Host", LOOPBACK)
         if host not in _HOSTS:
             self.send_error(403, "expected a Host on loopback")
         elif urlsplit(self.path).path != "/metrics":

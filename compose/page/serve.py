@@ -17,6 +17,7 @@ from tracegrad.consumers.page.board_reader import BoardReader
 from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
 
+from ..loopback import LOOPBACK
 from ..metrics.endpoint import announced, scrape_line
 from ..run.session import run_state
 from ..run.wiring import Wiring
@@ -120,4 +121,4 @@ def serve_ended(wiring: Wiring, *, port: int, stop: threading.Event) -> None:
 
 def _serve(board: Board, wiring: Wiring, *, port: int, fd: int | None, stop: threading.Event) -> None:
     app = make_app(board, token=wiring.page_token, port=port)
-    serve(app, host="127.0.0.1", port=port, fd=fd, stop=stop, name="page", grace_s=_GRACE_S)
+    serve(app, host=LOOPBACK, port=port, fd=fd, stop=stop, name="page", grace_s=_GRACE_S)

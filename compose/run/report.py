@@ -89,7 +89,9 @@ def _make_results(wiring: Wiring, show: Show, *, patience_s: float) -> None:
     fold_present(wiring.log(), wiring.topics, state, RESULTS_TOPICS, patience_s=patience_s)
     results = results_of(state, run=wiring.record.name)
     write_record(folder / _RESULTS, results)
-    _show_results(results, show)
+    fields = msgspec.to_builtins(results)
+    fields.pop("curves")
+    show.result("results", fields, results_lines(results))
 
 
 def read_results(run_dir: RunDir) -> Results | None:
@@ -157,12 +159,6 @@ def _some(named: list[str], num: int) -> list[str]:
 def _unit_line(name: str, unit: AccountLine) -> str:
     terms = " + ".join(f"{count} {term}" for term, count in unit.terms.items())
     return f"{name:9} {unit.total} = {terms or '0'}"
-
-
-def _show_results(results: Results, show: Show) -> None:
-    fields = msgspec.to_builtins(results)
-    fields.pop("curves")
-    show.result("results", fields, results_lines(results))
 
 
 def results_lines(results: Results) -> list[str]:

@@ -44,6 +44,8 @@ from .status_reports import reporting
 from .wiring import Wiring
 
 _logger = logging.getLogger(__name__)
+_LEAVES_S = 5.0
+"""For a predecessor that was told to die."""
 
 
 def serve(
@@ -53,12 +55,11 @@ def serve(
     stage: str | None = None,
     ordinal: int = 0,
     run: Callable[[Wiring, threading.Event, Metrics], None] | None = None,
-    lock_wait_s: float = 5.0,
 ) -> int:
     """Runs the process; returns its exit status. Blocking; call it from the main thread. `run` is the loop of one that
-    is none of NAMES; `lock_wait_s` is for a predecessor that was told to die, and may still be leaving.
-    """
-    _set_up_logging(run_dir.resolve().name, process_name(name, stage, ordinal))
+    is none of NAMES."""
+    process = process_name(name, stage, ordinal)
+    _set_up_logging(run_dir.resolve().name, process)
     os.environ.update(without_proxy(os.environ))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -69,16 +70,15 @@ def serve(
             _check_name(name, stage)
         folder = RunDir.open(run_dir)
         _check_release(name, folder)
-        process = process_name(name, stage, ordinal)
-        with folder.lock(f"serve-{process}", wait_s=lock_wait_s):
+        with folder.lock(f"serve-{process}", wait_s=_LEAVES_S):
             wiring, metrics = Wiring(folder, listening_fd=inherited_fd(os.environ)), Metrics()
             # The engine becomes another program, which reports nothing; its supervisor does.
             with contextlib.ExitStack() as shown:
                 if name != "engine":
                     shown.enter_context(beating(folder.beats / process, lambda: int(metrics.work)))
                     shown.enter_context(reporting(wiring, process, metrics))
-                    of = wiring.record.name
-                    shown.enter_context(serving_metrics(folder.metrics, run=of, process=process, metrics=metrics))
+                    of_run = wiring.record.name
+                    shown.enter_context(serving_metrics(folder.metrics, run=of_run, process=process, metrics=metrics))
                 if run is not None:
                     run(wiring, stop, metrics)
                 else:

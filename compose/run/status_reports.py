@@ -120,18 +120,17 @@ def metrics_shown(wiring: Wiring, processes: Sequence[str]) -> Iterator[Metrics]
         processes: that the supervisor starts; an engine that somebody else started is shown too.
     """
     folder, run, metrics = wiring.run_dir.metrics, wiring.record.name, Metrics()
-    engines = {process_name("engine", None, number): url for number, url in enumerate(wiring.endpoints.engine_urls)}
-    files = {
-        target_file(folder, run, name): (name, url)
-        for name, url in engines.items()
-        if name in processes or wiring.settings.engine.urls
-    }
+    engines = [
+        (target_file(folder, run, name), name, url)
+        for number, url in enumerate(wiring.endpoints.engine_urls)
+        if (name := process_name("engine", None, number)) in processes or wiring.settings.engine.urls
+    ]
     with serving_metrics(folder, run=run, process=_SUPERVISOR, metrics=metrics):
-        for file, (name, url) in files.items():
+        for file, name, url in engines:
             with contextlib.suppress(OSError):  # said of the supervisor's own
                 announce(file, url, run=run, process=name)
         try:
             yield metrics
         finally:
-            for file in files:
+            for file, _, _ in engines:
                 withdraw(file)

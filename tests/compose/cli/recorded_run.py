@@ -29,7 +29,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         reward=msgspec.structs.replace(SETTINGS.reward, grader=f"{tmp_path / 'grade.py'}:score"),
     )
     prepare_run(settings, tmp_path / "mine")
-    monkeypatch.setattr(history, "_opened", _no_broker)
+    monkeypatch.setattr(history, "open_broker", _no_broker)
     return tmp_path
 
 

@@ -185,7 +185,7 @@ def test_the_same_command_goes_on_with_the_same_source(runs: Path) -> None:
 def test_a_source_without_its_key_is_refused(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that it wrote could be told from what strangers wrote; nothing is written."""
     (runs / "mine" / "key.json").unlink()
-    monkeypatch.setattr(history, "_opened", _somewhere)
+    monkeypatch.setattr(history, "open_broker", _somewhere)
     with pytest.raises(ConfigurationError, match=r"no key\.json in"):
         replay(into="new", from_="run:mine", runs_dir=runs)
     assert not (runs / "new").exists()

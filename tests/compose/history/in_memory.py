@@ -52,5 +52,5 @@ def hold_in_memory(logs: dict[str, MemoryLog], monkeypatch: pytest.MonkeyPatch) 
         yield "127.0.0.1:1"
 
     monkeypatch.setattr(history, "prepare_topics", make)
-    monkeypatch.setattr(history, "_opened", opened)
+    monkeypatch.setattr(history, "open_broker", opened)
     monkeypatch.setattr(history, "_broker_of", opened)

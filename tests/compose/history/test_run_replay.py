@@ -141,7 +141,7 @@ def test_what_was_folded_alone_is_trained_on_later_without_a_raw_record(
     assert (trained, len(groups_of(runs[1], tmp_path))) == ([], 3)
     monkeypatch.setattr(history, "select_history", None)
     replayed(tmp_path, asked, policy=policy)
-    monkeypatch.setattr(history, "_opened", None)
+    monkeypatch.setattr(history, "open_broker", None)
     replayed(tmp_path, asked, policy=policy)
     assert trained == ["again", "again"]
 
