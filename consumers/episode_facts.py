@@ -79,6 +79,8 @@ FIELDS = {
     ),
 }
 """By name, in the order in which they are told."""
+KINDS = {name: field.kind for name, field in FIELDS.items()}
+"""What a text of terms is parsed against."""
 SETTLED = ("rated", "step", "excluded")
 """What the index alone knows: no record of an episode tells it."""
 BEFORE = (
@@ -168,7 +170,7 @@ class EpisodeFacts(NamedTuple):
     words: tuple[str | None, ...]
     """By WORDS."""
     names: tuple[tuple[str, ...], ...]
-    """By NAMES, as often as they occur; `told_once` of each is what is asked for."""
+    """By NAMES, as often as they occur; `unique_names` of each is what is asked for."""
     numbers: tuple[float | None, ...]
     """By NUMBERS."""
     excluded: str | None

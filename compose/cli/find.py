@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from tracegrad.consumers.index.query import KINDS, Question, count, find, unread
+from tracegrad.consumers.episode_facts import KINDS
+from tracegrad.consumers.index.query import Question, count, find, unread
 from tracegrad.consumers.index.show import episode_lines, lineage_lines
 from tracegrad.consumers.index.subject import Kind, taken_for
 from tracegrad.schemas.log.where import parse

@@ -100,7 +100,8 @@ def gather(
         if any(offsets.begin > 0 for offsets in _patiently(log.offsets, name).values()) and topic not in _COMPACTED:
             seen.expired.add(topic)
         for record in read_to_end(log, name, starts=starts):
-            if seen.unseen_origins.get(record.position) in (b"", hashlib.sha256(record.value or b"").digest()):
+            letter = seen.unseen_origins.get(record.position)
+            if letter is not None and letter in (b"", _digest(record)):
                 del seen.unseen_origins[record.position]
             if refusal := ring.refusal(topic, record):
                 if refusal is not Refusal.OTHER_RUN:
@@ -133,6 +134,10 @@ def _is_feedback(record: Record) -> bool:
     return False
 
 
+def _digest(record: Record) -> bytes:
+    return hashlib.sha256(record.value or b"").digest()
+
+
 def _patiently(ask: Callable[..., T], *args: str) -> T:
     return retry(functools.partial(ask, *args), doing="asking Kafka for offsets", patience_s=PATIENCE_S)
 
@@ -158,13 +163,13 @@ def _transition(seen: Evidence, record: Record, group: tuple[GroupSummary, list[
 
 
 def _note_place(seen: Evidence, record: Record) -> None:
-    seen.transition_digests[record.offset] = hashlib.sha256(record.value or b"").digest()
+    seen.transition_digests[record.offset] = _digest(record)
     if reason := seen.trainer_letters.get(record.position):
         seen.unusable[record.offset] = reason
 
 
 def _note_digest(seen: Evidence, id_: str, record: Record) -> None:
-    digest = hashlib.sha256(record.value or b"").digest()
+    digest = _digest(record)
     if seen.digests.setdefault((record.topic, id_), digest) != digest:
         seen.differing.add(id_)
 
@@ -232,7 +237,7 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
     if fields.get("stage") == TRAINER:
         seen.trainer_letters[origin] = fields.get("reason", "")
     is_whole = record.value and "item" not in fields
-    seen.unseen_origins[origin] = hashlib.sha256(record.value or b"").digest() if is_whole else b""
+    seen.unseen_origins[origin] = _digest(record) if is_whole else b""
     with contextlib.suppress(RecordError):  # a dead letter of any topic; only facts name raw keys
         batch = EPISODE_EVENTS.decode(record.value)
         if isinstance(batch, Facts):

@@ -22,10 +22,8 @@ from tracegrad.schemas.log.protocol import Log, Offsets, TopicPartition
 from tracegrad.schemas.log.where import Term, matches, parse
 from tracegrad.schemas.topics import Topic, Topics
 
-from ..episode_facts import BEFORE, FIELDS, SETTLED, EpisodeFacts, read_facts
+from ..episode_facts import BEFORE, KINDS, SETTLED, EpisodeFacts, read_facts
 from .recorded import RecordedEpisode, RecordedEpisodes
-
-_KINDS = {name: field.kind for name, field in FIELDS.items()}
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ def terms_of(text: str, *, may_see_outcome: bool) -> tuple[Term, ...]:
     Args:
         may_see_outcome: what is chosen is trained on by its likelihood, and not compared with what was left out.
     """
-    terms = parse(text, _KINDS)
+    terms = parse(text, KINDS)
     if settled := sorted({term.field for term in terms}.intersection(SETTLED)):
         raise ConfigurationError(
             f"--where: expected facts that stand on an episode's own record, got {', '.join(settled)}, which only the "

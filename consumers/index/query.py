@@ -22,8 +22,6 @@ from tracegrad.schemas.log.where import Kind, Term
 from ..episode_facts import FIELDS
 from .fact_indexes import indexed, make_for
 
-KINDS = {name: field.kind for name, field in FIELDS.items()}
-"""What a text of terms is parsed against."""
 _FEW = 5_000
 """So many rows are looked at, and put in order, in some milliseconds."""
 _NO_INDEX = "+e."

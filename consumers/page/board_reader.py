@@ -19,11 +19,12 @@ from contextlib import closing
 from tracegrad.schemas.errors import TracegradError, UnavailableError
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, Offsets, TopicPartition
-from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
+from tracegrad.schemas.topics import Stage, Topic
 
 from ..index.build import IndexProgress, catch_up
 from ..index.schema import open_index
 from ..index.text_search import catch_up_said, open_said
+from ..views.watch import stage_lags
 from .board import Board, TopicCount
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class BoardReader:
         not."""
         board, until = self._board, time.monotonic() + timeout_s
         ends = _ends(board)
-        counts = _counts(ends, _lag(board, ends))
+        counts = _counts(ends, stage_lags(_log(board), board.topics, ends))
         due = {
             TopicPartition(board.topics.name(topic), number): at.end
             for topic in FOLDED
@@ -150,7 +151,7 @@ class BoardReader:
         while not self._stop.is_set():
             if board.is_watched:
                 ends = _ends(board)
-                lag = _lag(board, ends)
+                lag = stage_lags(_log(board), board.topics, ends)
                 now = time.monotonic()
                 per_s = {
                     topic: (_end(ends[topic]) - num) / (now - at) for topic, num in before.items() if topic in ends
@@ -179,17 +180,15 @@ class BoardReader:
 
     def _fill(self) -> None:
         board = self._board
-        self._catch_up(self._tell)
+        assert board.opened is not None
+        with open_index(board.index_path) as connection:
+            catch_up(
+                board.opened, board.topics, board.about.policy, connection, tell=self._tell, patience_s=_PATIENCE_S
+            )
         self.num_filled += 1
         if not board.is_indexed:
             board.is_indexed = True
             board.changed()
-
-    def _catch_up(self, tell: Callable[[IndexProgress], None]) -> None:
-        board = self._board
-        assert board.opened is not None
-        with open_index(board.index_path) as connection:
-            catch_up(board.opened, board.topics, board.about.policy, connection, tell=tell, patience_s=_PATIENCE_S)
 
     def _tell(self, progress: IndexProgress) -> None:
         if progress != self._board.index_progress:
@@ -241,15 +240,3 @@ def _counts(
 
 def _end(kept: Mapping[int, Offsets]) -> int:
     return sum(at.end for at in kept.values())
-
-
-def _lag(board: Board, ends: Mapping[Topic, Mapping[int, Offsets]]) -> dict[Topic, dict[Stage, int]]:
-    log = _log(board)
-    lag: dict[Topic, dict[Stage, int]] = {}
-    for stage in STREAMS:
-        for topic in INPUTS[stage]:
-            committed = log.committed(board.topics.group(stage), board.topics.name(topic))
-            kept = ends.get(topic, {})
-            waits = (max(0, at.end - committed.get(number, at.begin)) for number, at in kept.items())
-            lag.setdefault(topic, {})[stage] = sum(waits)
-    return lag

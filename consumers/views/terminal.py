@@ -64,8 +64,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something worth a line."""
 
     kind: str
-    """`step`, `alarm`, `rollback`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`,
-    `unjoined`, `traffic`, `stale`; `now`: what the run waits for, where a line can be written over."""
+    """`step`, `alarm`, `rollback`, `version`, `validation`, `lost`, `first_span`, `first_call`, `first_upstream_call`,
+    `upstream_calls`, `episode`, `missing`, `unjoined`, `traffic`, `stale`; `now`: what the run waits for, where a line
+    can be written over."""
     text: str
     step: StepLine | None = None
     held_out: HeldOut | None = None

@@ -15,9 +15,9 @@ from typing import Literal
 
 from tracegrad.schemas.errors import TracegradError
 from tracegrad.schemas.log.follow import PATIENCE_S, follow, read_to_end
-from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.log.protocol import Log, Offsets, TopicPartition
 from tracegrad.schemas.retry import retry
-from tracegrad.schemas.topics import INPUTS, STREAMS, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic, Topics
 
 from .run_state import RunState
 from .terminal import Event, Lines
@@ -45,16 +45,21 @@ def fold_processes(log: Log, topics: Topics, state: RunState, *, since_ms: int =
             state.fold(record, time.monotonic())
 
 
-def stream_lag(log: Log, topics: Topics) -> int:
-    """Records of the stages' inputs that are not committed yet: waiting, or held by open episodes and groups."""
-    lag = 0
+def stage_lags(log: Log, topics: Topics, ends: Mapping[Topic, Mapping[int, Offsets]]) -> dict[Topic, dict[Stage, int]]:
+    """Of each input of the stages, by the stage that reads it: records that are not committed yet."""
+    lags: dict[Topic, dict[Stage, int]] = {}
     for stage in STREAMS:
         for topic in INPUTS[stage]:
-            name = topics.name(topic)
-            committed = log.committed(topics.group(stage), name)
-            for partition, offsets in log.offsets(name).items():
-                lag += max(0, offsets.end - committed.get(partition, offsets.begin))
-    return lag
+            committed, kept = log.committed(topics.group(stage), topics.name(topic)), ends.get(topic, {})
+            waits = (max(0, at.end - committed.get(number, at.begin)) for number, at in kept.items())
+            lags.setdefault(topic, {})[stage] = sum(waits)
+    return lags
+
+
+def stream_lag(log: Log, topics: Topics) -> int:
+    """Records of the stages' inputs that are not committed yet: waiting, or held by open episodes and groups."""
+    ends = {topic: log.offsets(topics.name(topic)) for stage in STREAMS for topic in INPUTS[stage]}
+    return sum(sum(lags.values()) for lags in stage_lags(log, topics, ends).values())
 
 
 def known_lag(log: Log, topics: Topics) -> int | None:

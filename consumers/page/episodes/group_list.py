@@ -20,9 +20,9 @@ from urllib.parse import urlencode
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Term, parse
 
-from ...episode_facts import FIELDS
+from ...episode_facts import FIELDS, KINDS
 from ...index.group_facts import GroupFacts, groups_where
-from ...index.query import KINDS, Question
+from ...index.query import Question
 from ..board import Board, ViewQuery
 from ..view import View
 

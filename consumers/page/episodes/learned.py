@@ -46,11 +46,23 @@ class HeldOutTask(NamedTuple):
     """What became of a held-out task, from its first attempt to its last."""
 
     task: str
-    first: HeldOutAttempt
-    last: HeldOutAttempt
-    num: int
-    num_better: int
-    """Attempts between that were worth more than the first."""
+    tries: Sequence[HeldOutAttempt]
+    """In time."""
+
+    @property
+    def first(self) -> HeldOutAttempt:
+        """The first one."""
+        return self.tries[0]
+
+    @property
+    def last(self) -> HeldOutAttempt:
+        """The last one, which may be the first."""
+        return self.tries[-1]
+
+    @property
+    def num_better(self) -> int:
+        """Attempts between that were worth more than the first."""
+        return sum(one.reward is not None and one.reward > (self.first.reward or 0.0) for one in self.tries[1:-1])
 
     @property
     def gain(self) -> float:
@@ -126,16 +138,8 @@ def tasks_of(connection: sqlite3.Connection) -> list[HeldOutTask]:
         "AND e.final AND e.task IS NOT NULL ORDER BY e.task, e.at_ms, e.n LIMIT ?",
         (Purpose.VALIDATION.value, _MAX_ATTEMPTS),
     )
-    found = [
-        _task_of_tries(list(tries)) for _, tries in groupby((HeldOutAttempt(*row) for row in rows), attrgetter("task"))
-    ]
-    return sorted(found, key=_shows, reverse=True)
-
-
-def _task_of_tries(tries: Sequence[HeldOutAttempt]) -> HeldOutTask:
-    first, last = tries[0], tries[-1]
-    better = sum(one.reward is not None and one.reward > (first.reward or 0.0) for one in tries[1:-1])
-    return HeldOutTask(first.task, first, last, len(tries), better)
+    by_task = groupby((HeldOutAttempt(*row) for row in rows), attrgetter("task"))
+    return sorted((HeldOutTask(task, list(tries)) for task, tries in by_task), key=_shows, reverse=True)
 
 
 def _shows(task: HeldOutTask) -> tuple[float, int, int, str]:
@@ -155,11 +159,10 @@ def learned_task(
         raise RequestError(
             f"no task {task!r} was held out in this run; Learned, without ?task=, offers those that were", status=404
         )
-    tries = _tries(connection, chosen.task)
-    ends = [facts_of(connection, one.episode) for one in (chosen.first, chosen.last)[: chosen.num]]
+    ends = [facts_of(connection, one.episode) for one in (chosen.first, chosen.last)[: len(chosen.tries)]]
     episodes = records(ends)
     shown = [_transcript(facts, (episodes or {}).get(facts["episode"]), pieces) for facts in ends]
-    bars, dots = _between(_versions(connection, tries), tries)
+    bars, dots = _between(_versions(connection, chosen.tries), chosen.tries)
     return LearnedTask(
         task=chosen,
         first=shown[0],
@@ -173,17 +176,6 @@ def learned_task(
         num_others=len(tasks),
         is_read=episodes is not None,
     )
-
-
-def _tries(connection: sqlite3.Connection, task: str) -> list[HeldOutAttempt]:
-    rows = connection.execute(
-        "SELECT e.id, e.at_ms, e.version, e.reward, e.calls, e.tools FROM episodes e "
-        "WHERE e.task = (SELECT n FROM words WHERE field = 'task' AND word = ?) "
-        "AND e.purpose = (SELECT n FROM words WHERE field = 'purpose' AND word = ?) AND e.final "
-        "ORDER BY e.at_ms, e.n",
-        (task, Purpose.VALIDATION.value),
-    )
-    return [HeldOutAttempt(task, *row) for row in rows]
 
 
 def _totals(tries: Sequence[HeldOutAttempt], tasks: Sequence[HeldOutTask]) -> Totals:

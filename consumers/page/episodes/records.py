@@ -103,7 +103,7 @@ def read_trained(log: Log, topics: Topics, connection: sqlite3.Connection, group
             summary, rows = decode_group(record.value)
         except RecordError:
             return None
-        calls = _with_advantages(_calls(rows), _advantages(log, topics, connection, group))
+        calls = _calls(rows, _advantages(log, topics, connection, group))
         return GroupCredit(summary, calls, _said(log, topics, made_of(record.headers, GroupMadeOf)))
     return None
 
@@ -142,11 +142,7 @@ def _advantages(log: Log, topics: Topics, connection: sqlite3.Connection, group:
     return {}
 
 
-def _with_advantages(calls: Mapping[str, CallCredit], told: Mapping[str, float]) -> dict[str, CallCredit]:
-    return {call: one._replace(advantage=told.get(call)) for call, one in calls.items()}
-
-
-def _calls(rows: Iterable[SegmentRow]) -> dict[str, CallCredit]:
+def _calls(rows: Iterable[SegmentRow], advantages: Mapping[str, float]) -> dict[str, CallCredit]:
     """Each call once: as in the row where it trains, else in any."""
     found: dict[str, CallCredit] = {}
     for row in rows:
@@ -154,7 +150,8 @@ def _calls(rows: Iterable[SegmentRow]) -> dict[str, CallCredit]:
             mask = row.loss_mask[turn.start : turn.end].tobytes()
             known = found.get(turn.call_id)
             if known is None or (any(mask) and not any(known.mask)):
-                found[turn.call_id] = CallCredit(turn.return_, turn.peers, turn.weight, mask)
+                advantage = advantages.get(turn.call_id)
+                found[turn.call_id] = CallCredit(turn.return_, turn.peers, turn.weight, mask, advantage)
     return found
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from tracegrad.schemas.errors import RecordError
@@ -212,13 +213,8 @@ def _tools(call: EpisodeCall, is_whole: bool) -> Iterator[ToolUse]:
     for asked in call.tool_calls:
         run = runs[asked.id].pop(0) if runs.get(asked.id) else None
         yield _use(asked.name, _pretty(asked), run, is_whole, call, asked.id)
-    for one in _flat(runs.values()):
+    for one in chain.from_iterable(runs.values()):
         yield _use(one.name, "", one, is_whole, call, "")
-
-
-def _flat(runs: Iterable[Sequence[ToolExecution]]) -> Iterator[ToolExecution]:
-    for of in runs:
-        yield from of
 
 
 def _use(

@@ -15,9 +15,9 @@ import pytest
 from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.index.indexing import index_of
 from tests.house import ROOT
-from tracegrad.consumers.episode_facts import FIELDS
+from tracegrad.consumers.episode_facts import FIELDS, KINDS
 from tracegrad.consumers.index import fact_indexes, query
-from tracegrad.consumers.index.query import KINDS, Question, count, find
+from tracegrad.consumers.index.query import Question, count, find
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Kind, Term, matches, parse
 

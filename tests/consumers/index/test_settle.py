@@ -12,9 +12,10 @@ from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
 from tests.streams.credit.test_feedback_window import Run
 from tests.streams.make import rollout
+from tracegrad.consumers.episode_facts import KINDS
 from tracegrad.consumers.index.group_facts import groups_where
 from tracegrad.consumers.index.lineage import of_episodes
-from tracegrad.consumers.index.query import KINDS, Question, find
+from tracegrad.consumers.index.query import Question, find
 from tracegrad.consumers.index.show import episode_lines
 from tracegrad.consumers.index.subject import Kind
 from tracegrad.schemas.log.where import parse

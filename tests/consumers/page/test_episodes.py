@@ -15,9 +15,10 @@ from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.index.indexing import index_of
 from tests.consumers.page.looking import board_over, draw, elements_of, words
 from tests.streams.make import RUN_HASH, TOPICS
+from tracegrad.consumers.episode_facts import KINDS
 from tracegrad.consumers.index.group_facts import groups_where
 from tracegrad.consumers.index.lineage import Lineage
-from tracegrad.consumers.index.query import KINDS, Question, find
+from tracegrad.consumers.index.query import Question, find
 from tracegrad.consumers.index.subject import Kind
 from tracegrad.consumers.page.board import Board, CallWorth
 from tracegrad.consumers.page.episodes.episode import read_view, view_of
