@@ -55,6 +55,7 @@ from tracegrad.schemas.metrics import (
     REQUESTS_UNPROVED,
     Metrics,
 )
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallsClosed, Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
@@ -163,7 +164,7 @@ class Gateway:
             raise ProofError(
                 "expected the credential of this run's runner, got another or none; only the runner begins and ends "
                 "attempts",
-                reason="not_the_runner",
+                reason=Reason.NOT_THE_RUNNER,
             )
 
     async def _quarantine(self, request: Request, error: IdentityError) -> None:

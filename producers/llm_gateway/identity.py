@@ -41,6 +41,7 @@ from tracegrad.schemas.ids import (
     parse_rollout_id,
     run_hash_of,
 )
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Claims
 
 from ..http_request import api_keys_of
@@ -142,12 +143,14 @@ def judge(claims: Claims, holder: Holder | None, run: RunHash, conversation: str
         raise IdentityError(
             f"expected one rollout and attempt, got {max(len(rollouts), len(foreign))} and {len(attempts)} from the "
             "request's path, API key, headers, baggage and traceparent; send one identity",
-            reason="identity_disagreement",
+            reason=Reason.IDENTITY_DISAGREEMENT,
         )
     if foreign:
         conversation = conversation_key(foreign.pop())
     if conversation is not None and attempt_of(conversation, {run}):
-        raise IdentityError("the conversation's id hashes to a rollout's; name another", reason="malformed_identity")
+        raise IdentityError(
+            "the conversation's id hashes to a rollout's; name another", reason=Reason.MALFORMED_IDENTITY
+        )
     return Caller(
         holder=holder,
         rollout_id=next(iter(rollouts), None),
@@ -178,12 +181,12 @@ def _unproved(rollout: RolloutId, holder: Holder | None) -> ProofError:
         return ProofError(
             f"rollout {rollout} is a runner's: expected its credential, which its agent finds in OPENAI_API_KEY, got "
             "another key or none; send that variable as the API key",
-            reason="no_credential",
+            reason=Reason.NO_CREDENTIAL,
         )
     return ProofError(
         f"expected claims to the attempt of {holder}, whose credential this is, got one to another of rollout "
         f"{rollout}; name no attempt but your own",
-        reason="other_attempt",
+        reason=Reason.OTHER_ATTEMPT,
     )
 
 
@@ -192,7 +195,7 @@ def _parse_claim(what: str, claim: str) -> tuple[RolloutId, AttemptId | None]:
     try:
         return parse_rollout_id(rollout), parse_attempt_id(attempt) if dot else None
     except ValueError as error:
-        raise IdentityError(f"{what}: {error}", reason="malformed_identity") from None
+        raise IdentityError(f"{what}: {error}", reason=Reason.MALFORMED_IDENTITY) from None
 
 
 def _parse_traceparent(header: str | None) -> tuple[TraceId | None, str | None]:

@@ -17,6 +17,7 @@ from tracegrad.schemas.credentials import Holder, attempt_holder, is_host
 from tracegrad.schemas.errors import ProofError, SessionError
 from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Purpose
 
 from .config import LlmConfig
@@ -166,6 +167,6 @@ def _own(named: list[AttemptSession], caller: Caller) -> list[AttemptSession]:
         what = "agent host in which it began" if of_host else "command that works on it"
         raise ProofError(
             f"attempt {named[0].key}: expected the {what}, got {holder}; name no attempt but your own",
-            reason="other_host" if of_host else "other_attempt",
+            reason=Reason.OTHER_HOST if of_host else Reason.OTHER_ATTEMPT,
         )
     return own

@@ -39,7 +39,7 @@ from tracegrad.schemas.metrics import (
     Metrics,
 )
 from tracegrad.schemas.otlp.signal import TRACES, Signal
-from tracegrad.schemas.reasons import Reason
+from tracegrad.schemas.reasons import Reason, row_of
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -202,15 +202,16 @@ def _unproved(holder: Holder | None, what: str) -> ProofError:
     return ProofError(
         f"{what} a rollout of a runner: expected its credential, which its agent finds in OTEL_EXPORTER_OTLP_HEADERS, "
         f"got {f'that of {holder}' if holder else 'another or none'}; export with that variable",
-        reason="other_attempt" if holder else "no_credential",
+        reason=Reason.OTHER_ATTEMPT if holder else Reason.NO_CREDENTIAL,
     )
 
 
 def _answer(signal: Signal, found: _Split) -> Message:
     words = []
     if found.rejected:
-        reasons = ", ".join(sorted({item.reason for item in found.rejected}))
-        words.append(f"{signal.items} kept as dead letters by reference: {reasons}")
+        reasons = sorted({item.reason for item in found.rejected})
+        told = [f"{reason}: {row_of(reason).sentence} {row_of(reason).remedy}" for reason in reasons]
+        words.append(f"{signal.items} kept as dead letters by reference: {' '.join(told)}")
     if found.unproved:
         words.append(str(found.unproved))
     if found.evaluations.words:

@@ -18,6 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from tracegrad.schemas.attributes import AGENTLIGHTNING_ATTEMPT_ID, AGENTLIGHTNING_ROLLOUT_ID, ATTEMPT_ID, ROLLOUT_ID
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.otlp.signal import Signal, items_of
+from tracegrad.schemas.reasons import Reason
 
 _ENVELOPE_BYTES = 32
 """More than the tags and lengths that wrap one span into a request (5 levels of at most 6 bytes)."""
@@ -76,7 +77,7 @@ class Piece:
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     """A span or log record that cannot be a record of the log, by reference."""
 
-    reason: str
+    reason: Reason
     """`item_too_large`, `invalid_id`, `identity_conflict`, or `damaged`: a part of a request that cannot be read."""
     trace_id: str = ""
     span_id: str = ""
@@ -105,7 +106,7 @@ def add_identity(signal: Signal, request: Message, rollout: str, attempt: str) -
                 found[is_other or _differs(item.attributes, names)].append(item)
             if found[True]:
                 _check_rejected(len(rejected) + len(found[True]))
-                rejected.extend(_reject(item, "identity_conflict") for item in found[True])
+                rejected.extend(_reject(item, Reason.IDENTITY_CONFLICT) for item in found[True])
                 del items[:]
                 items.extend(found[False])
         kept = [attribute for attribute in attributes if attribute.key not in told]
@@ -148,11 +149,11 @@ def split(
         trace_id: bytes = item.trace_id if any(item.trace_id) else b""
         has_ids = len(trace_id) == 16 and len(item.span_id) == 8
         if not has_ids and (signal.requires_ids or len(trace_id) not in (0, 16) or len(item.span_id) not in (0, 8)):
-            rejected.append(_reject(item, "invalid_id"))
+            rejected.append(_reject(item, Reason.INVALID_ID))
             continue
         size = item.ByteSize() + _ENVELOPE_BYTES
         if head + size > item_limit_bytes:
-            rejected.append(_reject(item, "item_too_large"))
+            rejected.append(_reject(item, Reason.ITEM_TOO_LARGE))
             continue
         piece = growing.get(trace_id)
         if piece is None or piece.num_bytes + head + size > target_bytes:
@@ -167,7 +168,7 @@ def _check_rejected(num: int) -> None:
         raise RecordError(f"expected items that records can hold, got more than {_MAX_REJECTED} others")
 
 
-def _reject(item: Any, reason: str) -> Rejected:
+def _reject(item: Any, reason: Reason) -> Rejected:
     data = item.SerializeToString()
     return Rejected(
         reason=reason,

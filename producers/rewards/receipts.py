@@ -21,6 +21,7 @@ from typing import Any
 
 from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.reasons import row_of
 from tracegrad.schemas.records.episodes import LATE, ClosedMarker, Score
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
 
@@ -119,7 +120,9 @@ class Receipts:
         if piece.is_late:
             return told | {"state": "late"}
         if piece.refused:
-            return told | {"state": "refused", "reason": piece.refused}
+            row = row_of(piece.refused)
+            detail = f"{row.sentence} {row.remedy}".strip()
+            return told | {"state": "refused", "reason": piece.refused, "detail": detail}
         if piece.waits_since_ms is None and piece.came_behind is None:
             return told | {"state": "accepted"}
         return told | {"state": "waiting", "open_until_ms": self._since_ms(piece) + self._wait_ms}

@@ -19,6 +19,7 @@ from tracegrad.schemas.log.follow import Chunk, decoded, follow, in_thread
 from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN, DEAD_LETTERS, OUTCOMES, Metrics
+from tracegrad.schemas.reasons import Reason, row_of
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent, RolloutState
 from tracegrad.schemas.retry import retry_async
@@ -95,8 +96,9 @@ class Journal:
 
     async def dead_letter(self, record: Record, error: ValueError) -> None:
         """Sets a request aside that cannot be read."""
-        reason = getattr(error, "reason", "malformed")
-        logger.warning("dead letter: %s: %s", record, reason)
+        reason = getattr(error, "reason", Reason.MALFORMED)
+        row = row_of(reason)
+        logger.warning("dead letter: %s: %s: %s %s", record, reason, row.sentence, row.remedy)
         headers = dead_letter_headers(record, stage=Stage.RUNNER.value, reason=reason, detail=str(error))
         await self._append(Topic.DEAD_LETTERS, original_key(record), record.value, headers)
         self._metrics.add(DEAD_LETTERS, reason)

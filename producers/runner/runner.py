@@ -26,6 +26,7 @@ from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, new_attempt, parse_rollout_i
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import AWAY_S, Log, LogReader, Position, Record, TopicPartition
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.rollouts import (
     ROLLOUTS,
     RolloutEvent,
@@ -169,7 +170,7 @@ class Runner:
             request = self._decode(record)
             parse_rollout_id(request.rollout_id)
             if run_hash_of(request.rollout_id) != self._run_hash:
-                raise RecordError(f"expected a rollout of run {self._run_hash}", reason="foreign_run")
+                raise RecordError(f"expected a rollout of run {self._run_hash}", reason=Reason.FOREIGN_RUN)
         except ValueError as error:
             await self._journal.dead_letter(record, error)
             self._ledger.done([record.position], epoch=self._ledger.epoch)

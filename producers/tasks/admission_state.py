@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from tracegrad.schemas.alarms import MemberOutcome, UntrainedGroups
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.metrics import GROUPS_TAKEN
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode, why_excluded
 from tracegrad.schemas.records.held_out import HeldOutPass, HeldOutPasses
@@ -159,7 +160,7 @@ class AdmissionState:
         if reason:
             # A grader may word every reason anew; the table of reasons stays small all the same.
             known = reason in self.exclusions or len(self.exclusions) < _MAX_REASONS
-            self.exclusions[reason if known else "unscored"] += 1
+            self.exclusions[reason if known else Reason.UNSCORED] += 1
         self._outcomes[group.id].append((reason, MemberOutcome.of(episode, self._policy)))
         if len(self._outcomes[group.id]) >= group.size:
             self._closed_s = time.monotonic()
@@ -173,7 +174,7 @@ class AdmissionState:
 
     def _why_excluded(self, episode: Episode) -> str:
         reason = why_excluded(episode, self._policy)
-        return f"unscored ({episode.unscored[:80]})" if reason == "unscored" else reason
+        return f"unscored ({episode.unscored[:80]})" if reason == Reason.UNSCORED else reason
 
     def _fold_step(self, step: TrainingStep) -> None:
         newest = self.newest_step

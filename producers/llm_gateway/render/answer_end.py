@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tracegrad.schemas.errors import EngineRefusal
+from tracegrad.schemas.reasons import Reason
 
 from ..api.chat_request import ChatRequest, Message
 from ..engines.engine import Waits
@@ -75,23 +76,23 @@ def rest_after_changed(
     """
     start = len(before)
     if not list(before) == list(up_to[:start]) == list(in_full[:start]):
-        return PromptRest(reason="history_dropped")
+        return PromptRest(reason=Reason.HISTORY_DROPPED)
     answer, text = list(up_to[start:]), list(in_full[start:])
     sampled = ending.sampled if ending.was_sampled else None
     end = next((token for token in (sampled, *ending.of_template[:1]) if token is not None and token in answer), None)
     if end is None and ending.of_template:
-        return PromptRest(reason="no_end_of_message")
+        return PromptRest(reason=Reason.NO_END_OF_MESSAGE)
     if end is not None:
         answer = answer[: len(answer) - answer[::-1].index(end)]
     cut = _end_in(text, answer)
     if cut is None:
-        return PromptRest(reason="answer_dropped")
+        return PromptRest(reason=Reason.ANSWER_DROPPED)
     rest = text[cut:]
     if end is not None:
         return PromptRest(_with_end(end, rest, ending))
     if sampled is None:
         return PromptRest(rest)
-    return PromptRest(rest[1:]) if rest[:1] == [sampled] else PromptRest(reason="no_end_of_message")
+    return PromptRest(rest[1:]) if rest[:1] == [sampled] else PromptRest(reason=Reason.NO_END_OF_MESSAGE)
 
 
 def _with_end(end: int, after: Sequence[int], ending: AnswerEnding) -> Sequence[int]:

@@ -27,6 +27,7 @@ import numpy as np
 from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.metrics import PROMPT_NOTES, SPLICES, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import SpliceOutcome
 from tracegrad.schemas.records.tokens import Ids
 
@@ -119,11 +120,11 @@ class SpliceHistory:
             return Match(call=None, position=-1, outcome=SpliceOutcome(kind="first"))
         keys = _conversations(context, messages)
         spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        reason = "" if spoken else "new_conversation"
+        reason = "" if spoken else Reason.NEW_CONVERSATION
         for position in reversed(spoken):
             call = self._served(keys[position + 1], messages[position])
             if call is not None and call.is_cut:
-                reason = reason or "answer_cut"
+                reason = reason or Reason.ANSWER_CUT
             elif call is not None:
                 outcome = SpliceOutcome(kind="new_segment" if reason else "extended", reason=reason)
                 return Match(call=call, position=position, outcome=outcome)
@@ -138,10 +139,10 @@ class SpliceHistory:
 
     def _why_unserved(self, key_before: bytes, message: Message) -> str:
         if _said(message) in self._answers:
-            return "history_changed"
+            return Reason.HISTORY_CHANGED
         if key_before in self._before or any(call.id in self._minted for call in message.tool_calls):
-            return "answer_changed"
-        return "no_match"
+            return Reason.ANSWER_CHANGED
+        return Reason.NO_MATCH
 
 
 def _forms(
@@ -280,7 +281,7 @@ async def build_prompt(
                 rest = rest_after_changed(before.ids, up_to.ids, full.ids, ending)
         except EngineRefusal:
             # Of the whole, or of a part, which some templates refuse alone.
-            (full, done), rest = await rendered(), PromptRest(reason="part_refused")
+            (full, done), rest = await rendered(), PromptRest(reason=Reason.PART_REFUSED)
         prompt = splice(match, full.ids, rest)
     return msgspec.structs.replace(prompt, notes=(*done, *odd_results(request.messages))), full.grammar
 

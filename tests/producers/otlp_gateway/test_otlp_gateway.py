@@ -32,6 +32,7 @@ from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.otlp.signal import TRACES
+from tracegrad.schemas.reasons import row_of
 from tracegrad.schemas.topics import Topic, Topics
 
 TOPICS = Topics(run=RunName("test"))
@@ -302,11 +303,13 @@ async def test_spans_without_valid_ids_are_rejected(log: MemoryLog) -> None:
 
 
 async def test_a_damaged_span_costs_its_request_nothing_else(log: MemoryLog) -> None:
-    """One invalid byte in a text, which protobuf refuses the whole request for: a dead letter by reference."""
+    """One invalid byte in a text, which protobuf refuses the whole request for: a dead letter by reference, of which
+    the exporter is told the reason, what it means and what to do."""
     body = request_of([(TRACE, 1), (TRACE, 2)], payload="\u00e9").SerializeToString()
     answer = await post(log, body.replace(b"\xc3\xa9", b"\xc3\x28", 1))
     told = ExportTraceServiceResponse.FromString(answer.content).partial_success
-    assert (answer.status_code, told.rejected_spans, "damaged" in told.error_message) == (200, 1, True)
+    words = f"damaged: {row_of('damaged').sentence} {row_of('damaged').remedy}"
+    assert (answer.status_code, told.rejected_spans, words in told.error_message) == (200, 1, True)
     assert span_ids(values(log)) == [(TRACE.hex(), 2)]
     [letter] = log.records(DEAD)
     assert dict(letter.headers)["tracegrad.reason"] == b"damaged"

@@ -25,6 +25,7 @@ from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.reasons import row_of
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, LATE, ClosedMarker, Score
 from tracegrad.schemas.records.facts import Close
@@ -230,6 +231,7 @@ def test_what_a_stage_has_no_room_for_is_refused_with_the_reason(
     for shuffled in (None, 1):
         (piece,) = receipts_of(run, shuffled=shuffled).of("k2")
         assert (piece["state"], piece["reason"]) == ("refused", reason)
+        assert piece["detail"] == f"{row_of(reason).sentence} {row_of(reason).remedy}"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.runner import children
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN, DEAD_LETTERS, OUTCOMES
+from tracegrad.schemas.reasons import row_of
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
 from tracegrad.schemas.topics import Stage, Topic
@@ -304,14 +305,14 @@ def test_a_rollout_that_has_a_final_event_is_not_run_again(rig: Rig) -> None:
     assert rig.states(rollout) == [RolloutState.STARTED, RolloutState.SUCCEEDED]
 
 
-def test_poison_requests_are_dead_letters(rig: Rig) -> None:
-    """Bytes that are no request, and another run's rollout, stop nothing."""
+def test_poison_requests_are_dead_letters(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes that are no request, and another run's rollout, stop nothing; the log says what to do about them."""
+    rollout = rig.request(input="go")
+    rig.final(rollout)
+    own = next(value for value in rig.values(Topic.ROLLOUTS) if rollout.encode() in value)
     rig.append(Topic.ROLLOUTS, "x", b"\xff")
-    rig.append(
-        Topic.ROLLOUTS,
-        "y",
-        ROLLOUTS.encode(ROLLOUTS.decode(rig.values(Topic.ROLLOUTS)[0])).replace(b"ab12cd34", b"99999999"),
-    )
+    rig.append(Topic.ROLLOUTS, "y", own.replace(b"ab12cd34", b"99999999"))
     until(lambda: len(rig.values(Topic.DEAD_LETTERS)) >= 2)
     until(lambda: (rig.metrics.value(DEAD_LETTERS), rig.metrics.value(DEAD_LETTERS, "foreign_run")) == (2, 1))
+    assert row_of("foreign_run").remedy in caplog.text
     assert rig.final(rig.request(input="go")).state is RolloutState.SUCCEEDED
