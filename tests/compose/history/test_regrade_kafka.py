@@ -13,8 +13,9 @@ from tests.compose.history.in_memory import Told
 from tests.compose.history.regrading import GRADERS, lived, settings
 from tests.consumers.history.source_run import SourceRun
 from tracegrad.compose.cli import app
-from tracegrad.compose.history.replay import opened, replayed_settings, run_replay
+from tracegrad.compose.history.replay import replayed_settings, run_replay
 from tracegrad.compose.history.request import ReplayRequest, code_digest
+from tracegrad.compose.history.run_broker import open_broker
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.compose.loopback import is_free
 from tracegrad.compose.run.pipeline import prepare_run, prepare_topics
@@ -67,7 +68,9 @@ def regraded(folder: Path, into: str, grader: str) -> None:
 
 def bodies(folder: Path, run: str) -> Mapping[Topic, list[bytes | None]]:
     """Of a run that has ended."""
-    with opened(RunDir.open(folder / run)) as wiring:
+    run_dir = RunDir.open(folder / run)
+    with open_broker(run_dir) as servers:
+        wiring = Wiring(run_dir, bootstrap_servers=servers)
         return {
             topic: [record.value for record in read_to_end(wiring.kafka(), wiring.topics.name(topic))]
             for topic in (Topic.EPISODES, Topic.TRANSITIONS)
