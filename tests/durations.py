@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 import pytest
 
-__all__ = ["Took", "page"]
-
 _MOST = 60
 
 

@@ -34,8 +34,6 @@ from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.store.durable import describe_files
 
-__all__ = ["SMALL", "RunningEngine", "generate_body", "started"]
-
 SMALL = EngineConfig(max_model_len=512, kv_cache_bytes=64 << 20, args=("--max-num-seqs", "32"))
 
 

@@ -28,8 +28,6 @@ from tracegrad.schemas.records.training import (
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["HOW", "OTHER", "OTHER_KEY", "Forged", "forged"]
-
 Forged = tuple[Topic, bytes, bytes, Headers]
 HOW = (
     "unsigned",

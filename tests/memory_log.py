@@ -27,8 +27,6 @@ from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordErro
 from tracegrad.schemas.log.protocol import Headers, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, REGISTRY, Topics
 
-__all__ = ["MemoryLog"]
-
 
 class _Partition:
     def __init__(self) -> None:

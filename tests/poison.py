@@ -26,8 +26,6 @@ from tests.streams.make import agent_span, otlp, tool_span
 from tracegrad.schemas.log.protocol import Headers, Record
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["GOOD", "NUM", "mutants"]
-
 NUM = int(os.environ.get("POISON_MUTANTS", "40"))
 _FILES = {
     Topic.LLM_CALLS: ("call-1.msgpack", "calls_closed-1.msgpack"),

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 
-__all__ = ["recorded_steps"]
-
 _FOLDER = Path(__file__).parent / "schemas" / "recorded_steps"
 
 

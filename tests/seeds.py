@@ -12,8 +12,6 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-__all__ = ["any_seed"]
-
 
 def any_seed(test: Callable[..., None]) -> Callable[..., Any]:
     """Hands `seed` to the test. A seed says nothing of how simple its life is, so that none is looked for."""

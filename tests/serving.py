@@ -21,8 +21,6 @@ import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
-__all__ = ["ENGINE_TOKEN", "Background", "collector_binary", "free_port", "is_alive", "is_healthy", "serve", "until"]
-
 T = TypeVar("T")
 
 ENGINE_TOKEN = "the-engines-own"

@@ -21,8 +21,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ITEMS", "Item", "is_left_out", "owed"]
-
 ROOT = Path(__file__).parents[1]
 _FILE = ROOT / "tests" / "tiers.toml"
 _TOLD = tomllib.loads(_FILE.read_text())

@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["CHAT_TEMPLATE", "Kind", "make_model", "save_version", "small_model"]
-
 Kind = Literal["qwen3", "qwen2"]
 
 CHAT_TEMPLATE = (

@@ -11,8 +11,6 @@ from tracegrad.schemas.records.versions import Version, VersionSpan
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["OTHER_RUN", "RUN", "ack", "claim", "held_out", "label", "manifest", "publish", "sampled_by"]
-
 RUN = RunHash("7c1f3e9a")
 OTHER_RUN = RunHash("0badcafe")
 

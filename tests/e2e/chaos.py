@@ -21,8 +21,6 @@ from tests.e2e.live_run import LiveRun
 from tests.e2e.returns import Returns
 from tests.serving import is_alive, until
 
-__all__ = ["Killed", "Killer"]
-
 HELD_S = 5.0
 """How long a process is held at most: below every session time-out, so that the broker does not miss it."""
 FREE_S = 3.0

@@ -24,8 +24,6 @@ from tests.tiny_models import small_model
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.topics import STREAMS
 
-__all__ = ["ENDLESS", "MIN_STEPS", "ChaosRun", "drive_to_the_end", "ended", "light_policy", "make_run"]
-
 CALCULATOR = ROOT / "examples" / "calculator"
 MIN_STEPS = 10
 ENDLESS = 100_000

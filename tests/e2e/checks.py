@@ -22,8 +22,6 @@ from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["check_end"]
-
 
 def check_end(chaos: ChaosRun, *, min_steps: int, is_vllm: bool = False) -> Snapshot:
     """The run stands still, and nothing in it is lost, doubled or changed; its topics."""

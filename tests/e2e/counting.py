@@ -27,8 +27,6 @@ from tracegrad.schemas.records.transitions import GroupSummary, decode_group
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-__all__ = ["Snapshot", "count", "take"]
-
 K = TypeVar("K")
 T = TypeVar("T")
 COPIED = (

@@ -14,8 +14,6 @@ from tests.e2e.live_run import ROOT
 from tests.serving import Background, free_port, is_healthy, until
 from tracegrad.compose.die_with_parent import guarded
 
-__all__ = ["EngineBeside"]
-
 _PAUSE_S = 0.2
 
 

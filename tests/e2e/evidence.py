@@ -17,8 +17,6 @@ from tests.e2e.live_run import LiveRun, Observer
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
 from tracegrad.trainer.store.checkpoint import CheckpointState
 
-__all__ = ["Look", "looks", "newest_checkpoint"]
-
 Look = Callable[[], str]
 
 _PRODUCE_BYTES = 250

@@ -21,8 +21,6 @@ from tests.e2e.live_run import LiveRun
 from tests.e2e.returns import Returns
 from tests.serving import until
 
-__all__ = ["SmallDisk", "frozen", "keep_broker_away", "let_pass"]
-
 _DISK_BYTES = 8 << 30
 
 

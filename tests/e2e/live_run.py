@@ -35,8 +35,6 @@ from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-__all__ = ["ROOT", "TRACEGRAD", "LiveRun", "Observer", "extra_worker"]
-
 ROOT = Path(__file__).parents[2]
 _READ_EVERY_S = 0.3
 _ASSIGNED = re.compile(r"assigned\{topic=(?P<topic>[^,]+),partition=(?P<partition>\d+)\}")

@@ -18,8 +18,6 @@ import msgspec
 from tests.e2e.live_run import LiveRun
 from tracegrad.compose.beats import read_beat
 
-__all__ = ["Returned", "Returns", "table"]
-
 _EVERY_S = 0.1
 _SHOWN_BY = {"engine": "llm", "agent-host": "runner"}
 """Whose work shows theirs."""

@@ -25,8 +25,6 @@ from tests.e2e.live_run import ROOT
 from tests.serving import Background, free_port, until
 from tracegrad.compose.die_with_parent import guarded
 
-__all__ = ["Scrapes", "ask", "prometheus"]
-
 _EVERY_S = 0.5
 _TIMEOUT_S = 5.0
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from tests.serving import Background, until
 from tracegrad.compose.die_with_parent import guarded
 
-__all__ = ["CTRL_C", "Terminal"]
-
 CTRL_C = "\x03"
 _CONTROLLED = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"

@@ -24,16 +24,6 @@ from tests.e2e.live_run import LiveRun, Observer
 from tests.e2e.returns import Returned, Returns
 from tests.serving import is_alive, until
 
-__all__ = [
-    "KILLS",
-    "PROCESSES",
-    "Disturbed",
-    "disturb",
-    "kill_at_random",
-    "kill_broker_of_report",
-    "wait_for_end",
-]
-
 KILLS = 3
 _BACK_S = 120.0
 """At most, on a busy machine; how long it took is told, and stands in docs/results/chaos.md."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import httpx
 import msgspec
 
-from tests.consumers.page.test_charts import step
+from tests.consumers.page.boards import step
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.compose.page.serve import serve_live
 from tracegrad.compose.run.pipeline import prepare_run, prepare_topics

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.consumers.page.boards import RUN, TOPICS, new_board
+from tests.consumers.page.boards import RUN, TOPICS, new_board, step
 from tests.consumers.page.looking import draw
-from tests.consumers.page.test_charts import step
 from tests.memory_log import MemoryLog
 from tracegrad.compose.page.page_file import PAGE_FILE, read_page_file, restore_board, write_page_file
 from tracegrad.compose.run.pipeline import prepare_run

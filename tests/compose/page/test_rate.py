@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.consumers.audit.rated_run import rated_run
 from tests.consumers.audit.small_run import memory_log as audited
-from tests.consumers.audit.test_feedback import rated_run
-from tests.consumers.page.looking import board_over
-from tests.consumers.page.test_rate import episode_of
+from tests.consumers.page.looking import board_over, episode_of
 from tests.memory_log import MemoryLog
 from tests.producers.keys import KEY, RUN_HASH
 from tests.producers.rewards.listening import listening

@@ -16,6 +16,7 @@ from tests.memory_log import MemoryLog
 from tests.streams import make
 from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, rollout
 from tests.versions import RUN, ack, claim, held_out, manifest, sampled_by
+from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash
 from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, KeyRing
 from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
@@ -26,8 +27,6 @@ from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import INPUTS, REGISTRY, STREAMS, Topic
 from tracegrad.trainer.store.durable import describe_files
-
-__all__ = ["KEY", "RING", "SigningLog", "attempt", "long_run", "memory_log", "records", "small_run", "step"]
 
 KEY = bytes(range(32))
 """The run's."""
@@ -237,3 +236,8 @@ def memory_log(streams: Streams, without: Record | None = None) -> SigningLog:
 def records(streams: Streams) -> list[tuple[Topic, Record]]:
     """All of them."""
     return [(topic, record) for topic, kept in streams.log.items() for record in kept]
+
+
+def audited(streams: Streams) -> Report:
+    """The audit of what was folded."""
+    return audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING)

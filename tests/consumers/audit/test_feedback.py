@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.consumers.audit.small_run import RING, memory_log
-from tests.consumers.audit.test_forwarded import audited
+from tests.consumers.audit.rated_run import rated_run
+from tests.consumers.audit.small_run import RING, audited, memory_log
 from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import CALLS, KEY, rated_attempt, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation, folded
@@ -28,15 +28,6 @@ def test_feedback_that_came_behind_its_episode_is_accounted_for() -> None:
     assert missing(streams) == []
     streams.log[Topic.EPISODE_SCORES] = []
     assert missing(streams) == [f"feedback on no episode and behind none: reward:feedback:{KEY}:late"]
-
-
-def rated_run() -> Streams:
-    """A captured conversation that two people rate, under keys of their own, one of which looks like an id of ours."""
-    streams = Streams(config(reward_sources=("feedback",), select=SelectConfig(capture_all=True)))
-    streams.feed(*CALLS, said(1.0, "k1"), said(0.0, "0123abcd/x"))
-    for now_s in (0.0, 100.0):
-        streams.tick(now_s)
-    return streams
 
 
 def missing(streams: Streams) -> list[str]:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import copy
 from functools import lru_cache
 
-from tests.consumers.audit.small_run import RING, memory_log
+from tests.consumers.audit.small_run import audited
 from tests.streams.assemble.test_agent_rewards import CALLS, R1, TRUSTED, says
-from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, closed, config, otlp, reward
+from tests.streams.make import Streams, agent_span, call, closed, config, otlp, reward
 from tests.streams.make import event as rollout_event
 from tests.streams.test_log_events import event
 from tests.versions import sampled_by
-from tracegrad.consumers.audit.account import Report, audit
-from tracegrad.schemas.ids import RunHash, conversation_key
+from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
-
-
-def audited(streams: Streams) -> Report:
-    """The audit of what was folded."""
-    return audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING)
 
 
 @lru_cache

@@ -10,8 +10,6 @@ from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 
-__all__ = ["following"]
-
 
 def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Background:
     """The engine follows what this log publishes, until the context ends."""

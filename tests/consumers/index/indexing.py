@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,13 @@ def known(connection: sqlite3.Connection) -> dict[str, Any]:
         "unread": unread(connection),
         **{name: sorted(connection.execute(query).fetchall(), key=repr) for name, query in tables.items()},
     }
+
+
+def damage(path: Path, table: str) -> None:
+    """Of a table's rows; that it is there can be read."""
+    with closing(sqlite3.connect(path)) as connection:
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xa5" * size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.consumers.audit.small_run import memory_log, small_run
-from tests.consumers.index.indexing import Busy
+from tests.consumers.index.indexing import Busy, damage
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS
 from tracegrad.consumers.index import file
@@ -66,16 +65,6 @@ def episode() -> Episode:
     one = first_episode()
     call = msgspec.structs.replace(one.calls[0], content="The Answer, is: forty-two")
     return msgspec.structs.replace(one, task_id="task-7", output='"returned"', calls=(call, *one.calls[1:]))
-
-
-def damage(path: Path, table: str) -> None:
-    """Of a table's rows; that it is there can be read."""
-    with closing(sqlite3.connect(path)) as connection:
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
-        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-    with path.open("r+b") as file:
-        file.seek((page - 1) * size)
-        file.write(b"\xa5" * size)
 
 
 def found(connection: sqlite3.Connection, episode: Episode, text: str) -> bool:

@@ -12,13 +12,12 @@ from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS
 from tracegrad.consumers.page.app import VIEWS
 from tracegrad.consumers.page.board import Board, CallWorth, RunInfo, ViewQuery
+from tracegrad.consumers.page.episodes.records import facts_of, read_episodes
 from tracegrad.consumers.page.render import render
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import Reward
-
-__all__ = ["Elements", "board_over", "draw", "elements_of", "words"]
 
 Elements = list[tuple[str, tuple[str, ...]]]
 """(tag, names of its attributes), in order."""
@@ -71,3 +70,12 @@ def elements_of(html: str) -> tuple[Elements, str]:
     parser.feed(html)
     parser.close()
     return parser.found, "".join(parser.text)
+
+
+def episode_of(board: Board) -> tuple[Episode, int]:
+    """The first one, and when it closed."""
+    with board.index() as connection:
+        (id_,) = connection.execute("SELECT id FROM episodes ORDER BY n LIMIT 1").fetchone()
+        facts = facts_of(connection, id_)
+    assert board.log is not None
+    return read_episodes(board.log, board.topics, [facts])[id_].episode, facts["at_ms"]

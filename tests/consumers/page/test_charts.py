@@ -9,40 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.consumers.page.boards import step
 from tracegrad.consumers.page.charts import alarm_spells, charts_of, running_mean
 from tracegrad.consumers.views.held_out import HeldOut
-from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.records.training import Accounting, TrainingStep
 
 numbers = st.none() | st.floats(allow_nan=True, allow_infinity=True)
-
-
-def step(number: int, *, alarms: tuple[str, ...] = (), reward: float | None = 0.5) -> TrainingStep:
-    """One batch."""
-    return TrainingStep(
-        run=RunHash("00000000"),
-        policy="policy",
-        step=number,
-        epoch=1,
-        version=number,
-        begin_offset=0,
-        next_offset=1,
-        batch_hash="",
-        group_ids=(),
-        accounting=Accounting(),
-        reward=reward,
-        reward_parts={"rule": 0.1 * number},
-        num_rollouts=1,
-        num_tokens=30,
-        is_updated=True,
-        loss=0.0,
-        grad_norm=0.0,
-        learning_rate=0.0,
-        seconds={"wait": 1.0},
-        started_at_ms=1_000,
-        ended_at_ms=3_000,
-        alarms=alarms,
-    )
 
 
 def scored(number: int, at: int, mean: float | None) -> HeldOut:

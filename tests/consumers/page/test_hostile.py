@@ -10,8 +10,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from tests.consumers.page.boards import RUN, TOPICS, browser, fold_topics, new_board
-from tests.consumers.page.test_charts import step
+from tests.consumers.page.boards import RUN, TOPICS, browser, fold_topics, new_board, step
 from tests.memory_log import MemoryLog
 from tracegrad.schemas.log.protocol import Headers
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessState, SupervisedProcess

@@ -9,17 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.consumers.audit.rated_run import rated_run
 from tests.consumers.audit.small_run import long_run, memory_log
-from tests.consumers.audit.test_feedback import rated_run
 from tests.consumers.page.boards import PORT, browser
-from tests.consumers.page.looking import board_over, draw, elements_of
+from tests.consumers.page.looking import board_over, draw, elements_of, episode_of
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation
 from tests.streams.credit.test_feedback_window import Run
 from tests.streams.make import call_id
 from tracegrad.consumers.page.board import Board, Rater, Rating
 from tracegrad.consumers.page.episodes.rate import form_of, rate
-from tracegrad.consumers.page.episodes.records import facts_of, read_episodes
 from tracegrad.schemas.errors import RequestError, UnavailableError
 from tracegrad.schemas.records.episodes import Episode
 
@@ -66,15 +65,6 @@ def live(board: Board, gateway: Gateway | None) -> Board:
 def captured(tmp_path: Path) -> Board:
     """Of a run with one conversation of an agent that no runner started."""
     return board_over(memory_log(rated_run()), tmp_path)
-
-
-def episode_of(board: Board) -> tuple[Episode, int]:
-    """The first one, and when it closed."""
-    with board.index() as connection:
-        (id_,) = connection.execute("SELECT id FROM episodes ORDER BY n LIMIT 1").fetchone()
-        facts = facts_of(connection, id_)
-    assert board.log is not None
-    return read_episodes(board.log, board.topics, [facts])[id_].episode, facts["at_ms"]
 
 
 @pytest.mark.parametrize("what", ["answer", "conversation"])

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.consumers.audit.small_run import long_run, memory_log
-from tests.consumers.index.test_text_search import damage
+from tests.consumers.index.indexing import damage
 from tests.consumers.page.boards import new_board
 from tests.consumers.page.looking import board_over, draw, elements_of
 from tests.memory_log import MemoryLog

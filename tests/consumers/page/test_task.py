@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.consumers.audit.rated_run import rated_run
 from tests.consumers.audit.small_run import long_run, memory_log
-from tests.consumers.audit.test_feedback import rated_run
 from tests.consumers.page.boards import browser
 from tests.consumers.page.looking import board_over
 from tracegrad.consumers.page.board import Board

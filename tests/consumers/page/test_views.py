@@ -13,9 +13,8 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from tests.consumers.page.boards import PORT, RUN, TOPICS, browser, fold_topics, new_board
+from tests.consumers.page.boards import PORT, RUN, TOPICS, browser, fold_topics, new_board, step
 from tests.consumers.page.looking import draw
-from tests.consumers.page.test_charts import step
 from tests.memory_log import MemoryLog
 from tracegrad.consumers.index.build import IndexProgress
 from tracegrad.consumers.page import data

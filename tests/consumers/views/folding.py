@@ -10,8 +10,6 @@ from tracegrad.consumers.views.terminal import Event, Lines
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["fold_all", "new_state", "read"]
-
 
 def new_state(*, remembered: int = 1_000) -> RunState:
     """Of the small run."""
