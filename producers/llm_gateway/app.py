@@ -245,9 +245,8 @@ class Gateway:
             if folder and limit:
                 with contextlib.suppress(UnavailableError):
                     waits = waits_until("", RENDER_TIMEOUT_S)
-                    local = await prove(folder, self._engine, waits, max_tokens=limit)
-                    self._calls.renderer = local or self._calls.renderer
-                    self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
+                    self._calls.local = await prove(folder, self._engine, waits, max_tokens=limit)
+                    self.parts.metrics.set(RENDERS_LOCALLY, self._calls.local is not None)
                     return
             await self.versions.changed(self.parts.timings.proof_retry_s)
 

@@ -37,13 +37,13 @@ from .api.chat_request import ChatRequest, Message
 from .api.events import TOO_LONG, Started
 from .captured.conversation_ends import ConversationDigest, ConversationEnd
 from .engines.chat_form import asks_grammar
-from .engines.engine import Engine, ParsedMessage, SampledIds, Sampling, waits_until
-from .engines.generate import Generation, Generator, KnownVersions
+from .engines.engine import Engine, Generation, ParsedMessage, Renderer, Sampling, waits_until
+from .engines.generate import Generator, KnownVersions
 from .identity import Caller
 from .parts import Parts
 from .render.finish import Answer, ServedCall, events_of, finish, merged, started
 from .render.live import LiveAnswer, LiveHearer
-from .render.renderer import Renderer
+from .render.local_render import LocalRenderer
 from .render.splice import (
     EarlierCall,
     Prompt,
@@ -77,9 +77,16 @@ class CallServer:
     """Serves calls. One per gateway, in one event loop."""
 
     def __init__(self, parts: Parts, engine: Engine, versions: KnownVersions) -> None:
-        self.renderer: Renderer = engine
+        self.local: LocalRenderer | None = None
+        """Once it is proved equal to the engine."""
+        self._engine = engine
         self._parts = parts
         self._generator = Generator(parts.config, engine, versions, parts.metrics, parts.timings)
+
+    @property
+    def renderer(self) -> Renderer:
+        """What renders and parses now."""
+        return self.local or self._engine
 
     async def serve(
         self,
@@ -208,7 +215,7 @@ class CallServer:
         sampling = decide(request, as_whose, self._parts.policy, grammar)
         ids: list[int] = prompt.ids.tolist()
         begins = started(call_id, request.model or self._parts.policy.name, len(ids))
-        text = renderer.live(request, ids) if live else None
+        text = self.local.live(request, ids) if live and self.local else None
         hearer = LiveHearer(live, begins, text) if live and text else None
         generation = await self._generator.generate(purpose, ids, sampling, waits, hearer)
         said = generation.ids
@@ -218,8 +225,7 @@ class CallServer:
         if not said:
             # The engine refuses to derender nothing.
             return _Sample(started_ns, prompt, sampling, generation, ParsedMessage(content=""), begins)
-        entries = None if sampling.top_logprobs is None else generation.entries[: len(said)]
-        parsed = await renderer.parse(request, SampledIds(ids, said, entries), waits)
+        parsed = await renderer.parse(request, ids, generation.entries[: len(said)], waits)
         return _Sample(started_ns, prompt, sampling, generation, parsed, begins)
 
     async def _append(self, session: Session, record: CallRecord, answer: Answer, prompt: Prompt, number: int) -> None:

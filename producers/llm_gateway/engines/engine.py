@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from tracegrad.schemas.records.calls import SamplingParameters
+from tracegrad.schemas.records.versions import VersionSpan
 
 from ..api.chat_request import ChatRequest
 from ..config import EngineRef
@@ -79,27 +80,37 @@ class LogprobEntry(msgspec.Struct):
     """As many as were asked for, but one at least."""
 
 
-class Logprobs(msgspec.Struct):
-    """Of each sampled token."""
-
-    content: list[LogprobEntry]
-
-
-class Span(msgspec.Struct):
-    """From `start` on the tokens bear this label."""
+class LabelSpan(msgspec.Struct, frozen=True):
+    """From `start` on the tokens bear this weight label."""
 
     version: str
     start: int
 
 
-class Choice(msgspec.Struct):
-    """An answer as an engine gives it, whole or as a piece of a stream."""
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine sampled."""
 
-    token_ids: list[int]
-    logprobs: Logprobs
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    weight_versions: list[Span] | None = None
+    ids: list[int]
+    entries: list[LogprobEntry]
+    """Of each id."""
+    finish_reason: str
+    """`stop` or `length`."""
+    stop: str | None
+    """The stop string that ended it."""
+    labels: tuple[LabelSpan, ...]
+    versions: tuple[VersionSpan, ...] = ()
+    """Those of the labels, once they are known to be the policy's."""
+    engine_id: str = ""
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of each id."""
+        return [entry.logprob for entry in self.entries]
+
+    @property
+    def has_terminal(self) -> bool:
+        """The last id is the terminal token."""
+        return self.finish_reason == "stop" and self.stop is None
 
 
 class Hearer(Protocol):
@@ -115,16 +126,6 @@ class Hearer(Protocol):
         """It goes on with these ids, none of which is its terminal token."""
 
 
-class SampledIds(NamedTuple):
-    """What an engine sampled, as far as it is said to the agent."""
-
-    prompt_ids: list[int]
-    ids: list[int]
-    """Without the terminal token; not empty."""
-    logprobs: list[LogprobEntry] | None = None
-    """None: the agent wants none."""
-
-
 class ParsedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What sampled ids say, by the model's template and tool parser."""
 
@@ -133,14 +134,11 @@ class ParsedMessage(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[tuple[str, str], ...] = ()
     """(name, arguments)."""
     logprobs: Any = None
-    """As the engine words them, when they were asked for."""
+    """As the engine words them; None: the request asks for none."""
 
 
-class Engine(Protocol):
-    """The engines of one policy, as one. A session's calls prefer the same of them; one that is away is waited for."""
-
-    num_engines: int
-    """All, also those that are away."""
+class Renderer(Protocol):
+    """Template, tokenizer and parser of a policy: an Engine, or what may stand before it (render/local_render.py)."""
 
     async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
         """The ids of a conversation; `to_generate` adds the generation prompt and derives the grammar."""
@@ -148,11 +146,17 @@ class Engine(Protocol):
     async def count(self, request: ChatRequest, waits: Waits) -> int:
         """The ids of a conversation, with a generation prompt, however many; also more than an engine would take."""
 
-    async def parse(self, request: ChatRequest, sampled: SampledIds, waits: Waits) -> ParsedMessage:
-        """The message that sampled ids say, and their logprobs in its words."""
+    async def parse(
+        self, request: ChatRequest, prompt_ids: list[int], sampled: Sequence[LogprobEntry], waits: Waits
+    ) -> ParsedMessage:
+        """The message that sampled ids say: without the terminal token, but one at least."""
 
-    def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> None:
-        """Nothing reads an answer while it is sampled: engines parse whole ones. See Renderer."""
+
+class Engine(Renderer, Protocol):
+    """The engines of one policy, as one. A session's calls prefer the same of them; one that is away is waited for."""
+
+    num_engines: int
+    """All, also those that are away."""
 
     async def generate(
         self,
@@ -164,7 +168,7 @@ class Engine(Protocol):
         may_hear: Callable[[EngineRef], Awaitable[bool]],
         hearer: Hearer | None = None,
         avoid: Collection[str] = (),
-    ) -> tuple[Choice | Exception, EngineRef]:
+    ) -> tuple[Generation | Exception, EngineRef]:
         """One sample as the engine gave it, or why it cannot be one, and which engine that was.
 
         Args:

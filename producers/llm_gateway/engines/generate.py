@@ -17,6 +17,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -31,30 +32,13 @@ from tracegrad.schemas.records.weights import WEIGHTS, Lineage, folder_of
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..config import EngineRef, LlmConfig, Timings
-from .engine import Choice, Engine, Hearer, LogprobEntry, Sampling, Span, Waits
+from .engine import Engine, Generation, Hearer, LabelSpan, Sampling, Waits
 
 _LOGGER = logging.getLogger(__name__)
 _NO_LOGPROB = -9000.0
 """vLLM writes -9999 for a logprob that is missing, NaN or minus infinity: nothing can be trained on it."""
 _MAX_NOT_FINITE = 64
 """Answers in a row, under labels of the policy, without finite logprobs: about one from each rollout that runs."""
-
-
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine sampled, checked."""
-
-    ids: list[int]
-    logprobs: list[float]
-    entries: list[LogprobEntry]
-    """Likewise, with alternatives."""
-    finish_reason: str
-    """`stop` or `length`."""
-    stop: str | None
-    """The stop string that ended it."""
-    has_terminal: bool
-    """The last id is the terminal token."""
-    versions: tuple[VersionSpan, ...]
-    engine_id: str
 
 
 class KnownVersions:
@@ -147,7 +131,7 @@ class Generator:
             try:
                 if isinstance(answer, Exception):
                     raise answer
-                return await self._check(purpose, answer, engine)
+                return await self._checked(purpose, answer, engine)
             except (msgspec.MsgspecError, IndexError, UnavailableError) as error:
                 self._metrics.add(GENERATIONS_REFUSED)
                 if is_last is not None and is_last.is_set():
@@ -160,39 +144,28 @@ class Generator:
                 else:
                     refused.add(engine.id)
 
-    async def _check(self, purpose: Purpose, choice: Choice, engine: EngineRef) -> Generation:
-        """The choice as a Generation. Raises UnavailableError when it cannot be used."""
-        logprobs = [entry.logprob for entry in choice.logprobs.content]
-        if choice.finish_reason not in ("stop", "length") or not choice.token_ids:
-            raise UnavailableError(f"expected finish reason stop or length, got {choice.finish_reason}")
-        if [entry.token_id for entry in choice.logprobs.content] != choice.token_ids:
+    async def _checked(self, purpose: Purpose, given: Generation, engine: EngineRef) -> Generation:
+        """With its versions. Raises UnavailableError when it cannot be used."""
+        if given.finish_reason not in ("stop", "length") or not given.ids:
+            raise UnavailableError(f"expected finish reason stop or length, got {given.finish_reason}")
+        if [entry.token_id for entry in given.entries] != given.ids:
             raise UnavailableError("expected one logprob for each sampled token, got others")
-        if not all(math.isfinite(value) and value > _NO_LOGPROB for value in logprobs):
-            self._not_finite(choice.weight_versions or [])
+        if not all(math.isfinite(value) and value > _NO_LOGPROB for value in given.logprobs):
+            self._not_finite(given.labels)
             raise UnavailableError("expected finite logprobs, got others")
         self._num_not_finite = 0
-        versions = await self._versions(purpose, choice.weight_versions or [])
-        stop = choice.stop_reason if isinstance(choice.stop_reason, str) else None
-        return Generation(
-            ids=choice.token_ids,
-            logprobs=logprobs,
-            entries=choice.logprobs.content,
-            finish_reason=choice.finish_reason,
-            stop=stop,
-            has_terminal=choice.finish_reason == "stop" and stop is None,
-            versions=versions,
-            engine_id=engine.id,
-        )
+        versions = await self._versions(purpose, given.labels)
+        return msgspec.structs.replace(given, versions=versions, engine_id=engine.id)
 
     async def _is_labelled(self, purpose: Purpose, engine: EngineRef) -> bool:
         """Whether what the engine samples can be told before its label comes, with its end. Raises UnavailableError
         for a label that is not the policy's."""
         label = await self._engine.label(engine)
         if label is not None:
-            await self._versions(purpose, [Span(version=label, start=0)])
+            await self._versions(purpose, [LabelSpan(label, 0)])
         return label is not None or purpose is Purpose.UNKNOWN
 
-    def _not_finite(self, spans: list[Span]) -> None:
+    def _not_finite(self, spans: Sequence[LabelSpan]) -> None:
         """Counts an answer of the policy's own versions; one too many is fatal."""
         labels = sorted({span.version for span in spans})
         if not labels or not all(map(self._known.of, labels)):
@@ -205,7 +178,7 @@ class Generator:
                 "model), with a lower [trainer] lr or with dtype float32 in [engine] and [trainer]"
             )
 
-    async def _versions(self, purpose: Purpose, spans: list[Span]) -> tuple[VersionSpan, ...]:
+    async def _versions(self, purpose: Purpose, spans: Sequence[LabelSpan]) -> tuple[VersionSpan, ...]:
         """The spans' versions; for a rollout each must be known, a captured agent may meet any label."""
         deadline = time.monotonic() + self._config.lineage_lag_s
         while True:

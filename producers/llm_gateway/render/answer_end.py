@@ -24,9 +24,8 @@ from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.reasons import Reason
 
 from ..api.chat_request import ChatRequest, Message
-from ..engines.engine import Waits
+from ..engines.engine import Renderer, Waits
 from .normalise import TemplateRefusals
-from .renderer import Renderer
 
 _ASK = Message(role="user", content="x")
 

@@ -18,8 +18,7 @@ from tracegrad.schemas.records.calls import CallOutcome, ToolCall
 
 from ..api.chat_request import ChatRequest, NamedTool, ToolUse
 from ..api.events import ChoiceBegins, ChoiceEnds, Event, Finished, Reasoning, Started, Text, ToolCalled
-from ..engines.engine import ParsedMessage
-from ..engines.generate import Generation
+from ..engines.engine import Generation, ParsedMessage
 
 
 class Answer(msgspec.Struct, kw_only=True):

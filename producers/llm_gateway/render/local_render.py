@@ -28,9 +28,8 @@ from tracegrad.schemas.records.calls import ToolCall
 
 from ..api.chat_request import ChatRequest, Message, Tool, ToolUse
 from ..engines.chat_form import engine_fields, message_form
-from ..engines.engine import ParsedMessage, RenderedIds, SampledIds, Waits
+from ..engines.engine import LogprobEntry, ParsedMessage, RenderedIds, Renderer, Waits
 from .live import LiveText, Step
-from .renderer import Renderer
 
 _LOGGER = logging.getLogger(__name__)
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
@@ -188,11 +187,15 @@ def _raise(message: str) -> None:
 
 def can_render(request: ChatRequest) -> bool:
     """Whether a request is of the plain kind that was proved; all else is the engine's to render."""
-    return can_parse(request) and all(map(_is_plain, request.messages))
+    return _asks_plainly(request) and all(map(_is_plain, request.messages))
 
 
 def can_parse(request: ChatRequest) -> bool:
-    """Whether sampled ids may be parsed here."""
+    """Whether sampled ids may be parsed here; logprobs are worded by the engine."""
+    return request.wishes.top_logprobs is None and _asks_plainly(request)
+
+
+def _asks_plainly(request: ChatRequest) -> bool:
     if engine_fields(request) or request.tool_choice not in (None, ToolUse.AUTO, ToolUse.NONE):
         return False
     tools = request.tools
@@ -258,16 +261,17 @@ class LocalRenderer:
         ids = render(self._template, request, to_generate=True) if can_render(request) else None
         return len(ids) if ids else await self._engine.count(request, waits)
 
-    async def parse(self, request: ChatRequest, sampled: SampledIds, waits: Waits) -> ParsedMessage:
+    async def parse(
+        self, request: ChatRequest, prompt_ids: list[int], sampled: Sequence[LogprobEntry], waits: Waits
+    ) -> ParsedMessage:
         """See Renderer."""
-        if sampled.logprobs is None and can_parse(request):
-            return self._template.parse(request, sampled.prompt_ids, sampled.ids)
-        return await self._engine.parse(request, sampled, waits)
+        if can_parse(request):
+            return self._template.parse(request, prompt_ids, [entry.token_id for entry in sampled])
+        return await self._engine.parse(request, prompt_ids, sampled, waits)
 
     def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> LiveText | None:
-        """See Renderer."""
-        is_parsed_here = request.wishes.top_logprobs is None and can_parse(request)
-        return self._template.live(request, prompt_ids) if is_parsed_here else None
+        """What reads an answer while it is sampled, as `parse` will; None: only the whole can be read."""
+        return self._template.live(request, prompt_ids) if can_parse(request) else None
 
 
 def render(template: LocalTemplate, request: ChatRequest, *, to_generate: bool) -> list[int] | None:
@@ -296,7 +300,7 @@ async def prove(folder: str, engine: Renderer, waits: Waits, *, max_tokens: int)
     request = ChatRequest(messages=(_ASK,), tools=_TOOLS)
     prompt = template.encode("<|im_start|>assistant\n")
     for number, ids in enumerate(_sampled(template)):
-        theirs_said = await engine.parse(request, SampledIds(prompt, ids), waits)
+        theirs_said = await engine.parse(request, prompt, [LogprobEntry(token, 0.0) for token in ids], waits)
         if theirs_said != template.parse(request, prompt, ids):
             _LOGGER.info("parsing here differs from the engine's (probe %d): the engine parses", number)
             return None

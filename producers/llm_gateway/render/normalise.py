@@ -25,8 +25,7 @@ from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.records.calls import ToolCall
 
 from ..api.chat_request import ChatRequest, Message, OtherPart, TextPart, Tool
-from ..engines.engine import Waits
-from .renderer import Renderer
+from ..engines.engine import Renderer, Waits
 
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _LETTERS = string.ascii_letters + string.digits

@@ -33,10 +33,9 @@ from tracegrad.schemas.records.tokens import Ids
 
 from ..api.chat_request import ChatRequest, Message, OtherPart, TextPart, ToolUse
 from ..engines.chat_form import engine_fields
-from ..engines.engine import RenderedIds, Waits
+from ..engines.engine import RenderedIds, Renderer, Waits
 from .answer_end import AnswerEnding, EndOfMessage, PromptRest, rest_after, rest_after_changed
 from .normalise import normalised, odd_results
-from .renderer import Renderer
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _BROKEN_TOKEN = re.compile(r"(?<=[<\[\]])(?:\u200d|\\u200d)")

@@ -53,9 +53,9 @@ class Script:
 @contextlib.asynccontextmanager
 async def live_rig(at: int = 3, **settings: Any) -> AsyncIterator[tuple[Rig, Script]]:
     """A gateway whose renderer was proved; its engine stops before the token `at`."""
-    async with rig(**settings) as r:
+    async with rig(renders_locally=False, **settings) as r:
         calls = r.gateway._calls
-        calls.renderer = _Renderer(LocalTemplate(None, toy_decoder(), {}), calls.renderer, max_tokens=4096)
+        calls.local = _Renderer(LocalTemplate(None, toy_decoder(), {}), calls.renderer, max_tokens=4096)
         await r.begin()
         yield r, Script(r.engine, at=at)
 

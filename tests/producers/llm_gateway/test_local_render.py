@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from tracegrad.producers.llm_gateway.engines.engine import (
     LogprobEntry,
     ParsedMessage,
     RenderedIds,
-    SampledIds,
     waits_until,
 )
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate, can_render, load, prove
@@ -50,12 +50,11 @@ class Engine:
     async def count(self, request: ChatRequest, waits: Any) -> int:
         return len((await self.ids(request, waits)).ids)
 
-    async def parse(self, request: ChatRequest, sampled: SampledIds, waits: Any) -> ParsedMessage:
+    async def parse(
+        self, request: ChatRequest, prompt_ids: list[int], sampled: Sequence[LogprobEntry], waits: Any
+    ) -> ParsedMessage:
         self.num_asked += 1
-        return self.template.parse(request, sampled.prompt_ids, sampled.ids)
-
-    def live(self, request: ChatRequest, prompt_ids: Any) -> None:
-        return None
+        return self.template.parse(request, prompt_ids, [entry.token_id for entry in sampled])
 
 
 @pytest.fixture(params=["qwen2_5", "trimming"])
@@ -65,6 +64,11 @@ def folder(request: Any, tmp_path: Path) -> Path:
     (tmp_path / "chat_template.jinja").write_bytes((DATA / f"{request.param}.jinja").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     return tmp_path
+
+
+def entries(*ids: int) -> list[LogprobEntry]:
+    """As an engine samples them."""
+    return [LogprobEntry(token, -0.1) for token in ids]
 
 
 def loaded(folder: Path) -> LocalTemplate:
@@ -81,8 +85,8 @@ async def test_an_equal_engine_is_no_longer_asked(folder: Path) -> None:
     num_asked = engine.num_asked
     request = asked(tools=TOOLS)
     ids = (await local.ids(request, WAITS)).ids
-    said = loaded(folder).encode('so <tool_call>{"name": "calc", "arguments": {"expr": "1"}}</tool_call>')
-    parsed = await local.parse(request, SampledIds(ids, said), WAITS)
+    said = entries(*loaded(folder).encode('so <tool_call>{"name": "calc", "arguments": {"expr": "1"}}</tool_call>'))
+    parsed = await local.parse(request, ids, said, WAITS)
     assert (parsed.content, parsed.tool_calls) == ("so ", (("calc", '{"expr": "1"}'),))
     assert engine.num_asked == num_asked
 
@@ -99,9 +103,9 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
     """Other fields, other content, logprobs, prompts near the window's end."""
     engine = Engine(loaded(folder))
     local = LocalRenderer(loaded(folder), engine, max_tokens=30)
-    long = asked({"role": "user", "content": "long " * 40})
+    long = asked({"role": "user", "content": "long " * 40}, logprobs=True)
     await local.ids(long, WAITS)
-    await local.parse(long, SampledIds([1], [5], [LogprobEntry(5, -0.1)]), WAITS)
+    await local.parse(long, [1], entries(5), WAITS)
     assert engine.num_asked == 2
     with pytest.raises(EngineRefusal):
         refused = asked({"role": "user", "content": "refuse"}, chat_template_kwargs={})
