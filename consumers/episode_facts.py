@@ -14,6 +14,7 @@ import msgspec
 from tracegrad.schemas.log.made_of import MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.log.where import Kind
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import AppliedReward, why_excluded
 from tracegrad.schemas.records.facts import ToolStatus
@@ -237,7 +238,7 @@ def read_facts(record: Record, policy: str) -> EpisodeFacts:
             episode.attempt_number, made.revision if made else 0, max(versions, default=None),
             min(versions, default=None), episode.is_final, episode.rollout_id is None,
         ),
-        (why_excluded(episode, policy) or None) if episode.is_final else "superseded",
+        (why_excluded(episode, policy) or None) if episode.is_final else Reason.SUPERSEDED,
         _spans(made) if made else [],
         [key for key in dict.fromkeys((made.key, *made.parts)) if key != made.id] if made else [],
     )  # fmt: skip

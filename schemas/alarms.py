@@ -4,9 +4,9 @@ In: a run's records of `training_steps`, in order, which a starting trainer read
 alarm. Out: names of the alarms that hold after the last. Pure, and here, so that any room judges alike. What drifts is
 the mean of the last 5 steps against that of the up to 20 before: it must differ by a share and by four standard errors,
 so that noise is no alarm; until there are 15 steps none of these holds. The thresholds are ours unless a source is
-named; docs/watching.md says how often they are wrong. Of NOTHING_TRAINS the commonest reason is told too, its share and
-its remedy (reasons.py): of steps, or of closed groups, whose counts by reason are given. A group counts as untrained
-only when none of its members has a call of the policy that is in the loss.
+named; docs/watching.md says how often they are wrong. NOTHING_TRAINS also names the commonest reason, with its share,
+its sentence and its remedy (reasons.py): of steps, or of closed groups, whose counts by reason are given. A group
+counts as untrained only when none of its members has a call of the policy that is in the loss.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ def untrained_text(groups: Counter[str], members: Counter[str], calls: Counter[s
     if counts:
         reason, finer = _commonest(counts, of)
         words = f"{words}, {finer}"
-    remedy = row_of(reason).remedy or "docs/reasons.md lists the reasons"
-    return f"{words}: {remedy[:1].lower()}{remedy[1:].removesuffix('.')}"
+    row = row_of(reason)
+    return f"{words}: {row.sentence} {row.remedy.removesuffix('.')}" if row.remedy else words
 
 
 def _commonest(counts: Counter[str], of: str) -> tuple[str, str]:

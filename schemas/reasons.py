@@ -20,227 +20,272 @@ class Reason(StrEnum):
     """One word each; the places where it is seen come first."""
 
     MALFORMED = "malformed"
-    """dead letter, group: Its bytes are no record that its topic may hold. -> Read the dead letter's `detail`."""
+    """dead letter, group: Its bytes are no record that its topic may hold. -> Read its `detail` (`tracegrad tail
+    dead_letters`), and fix the program that wrote it."""
     UNDECODABLE = "undecodable"
     """dead letter: Its bytes are no OTLP request. -> Send protobuf to the topic, or JSON to the OTLP gateway."""
     DAMAGED = "damaged"
-    """dead letter: A part cannot be read, as a text that is no UTF-8; the rest of the request counts. -> Mend the
-    exporter that sends it; where Kafka says it of a segment, put that back from a copy."""
+    """dead letter: A part of it cannot be read, such as a text that is not UTF-8; the rest is used. -> Fix the
+    exporter that sends it; where Kafka reports a damaged segment, restore that segment from a copy."""
     NULL_VALUE = "null_value"
-    """dead letter: It has no value. -> Find out who appends tombstones to the topic."""
+    """dead letter: It has no value (a tombstone). -> Find out who writes tombstones to the topic, and stop that."""
     UNKNOWN_SCHEMA = "unknown_schema"
-    """dead letter, group: It was written by a later release than the one that reads it. -> Run one release for all."""
+    """dead letter, group: It was written by a later release than the one that reads it. -> Run one release
+    everywhere."""
     UNKNOWN_TOPIC = "unknown_topic"
-    """dead letter: normalize does not read the topic. -> Look at [kafka.topics]."""
+    """dead letter: It came from a topic that normalize does not read. -> Check the names in [kafka.topics]."""
     TOO_LARGE = "too_large"
-    """dead letter, group, rollout: It is larger than its topic takes. -> Raise the key of [kafka.max_message_bytes]
-    that the group's `detail` names."""
+    """dead letter, group, rollout: It is larger than its topic allows. -> Set the topic's size in
+    [kafka.max_message_bytes] of the next run; the `detail` says how large."""
+    UNWRITABLE = "unwritable"
+    """dead letter: What was made of it is too large for the topic that the reason ends with, or Kafka refused it.
+    -> Read its `detail`: it says which key of [kafka.max_message_bytes] to raise, or has Kafka's error."""
     REFUSED = "refused"
-    """dead letter: Kafka did not take it. -> Read the `detail`, which has Kafka's own words."""
+    """dead letter: Kafka did not take it. -> Read its `detail`, which holds Kafka's error."""
     POISON = "poison"
-    """dead letter: Folding it ended the worker several times. -> Read the worker's log; where memory ran out, give it
-    more and lower [streams] max_open_bytes."""
+    """dead letter: The worker died several times while it processed this record. -> Read the worker's log; where
+    memory ran out, give it more and lower [streams] max_open_bytes."""
     FOREIGN_RUN = "foreign_run"
-    """dead letter: It asks for a rollout of another run. -> Look at who else writes this run's topics."""
+    """dead letter: It asks for a rollout of another run. -> Find out who else writes to this run's `rollouts`."""
     BAD_TRACE_ID = "bad_trace_id"
-    """dead letter: Its trace id has not 16 bytes. -> Mend the exporter that sends it."""
+    """dead letter: Its trace id is not 16 bytes, or all zeros. -> Fix the exporter that sends it."""
     BAD_SPAN_ID = "bad_span_id"
-    """dead letter: Its span id has not 8 bytes. -> Mend the exporter that sends it."""
+    """dead letter: Its span id, or its parent's, is not 8 bytes. -> Fix the exporter that sends it."""
     INVALID_ID = "invalid_id"
-    """dead letter: Its trace or span id has a wrong length. -> Mend the exporter that sends it."""
+    """dead letter: Its trace id or span id has the wrong length. -> Fix the exporter that sends it."""
     ITEM_TOO_LARGE = "item_too_large"
-    """dead letter: One span or log record alone fits in no message. -> Have the SDK cut attributes
-    (OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT)."""
+    """dead letter: This one span or log record is larger than a message may be. -> Shorten attributes in the SDK:
+    set OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT."""
     BAD_IDENTITY = "bad_identity"
-    """dead letter: What it names as rollout, attempt or trace is no such id. -> Leave OTEL_RESOURCE_ATTRIBUTES as the
-    agent finds it."""
+    """dead letter: The rollout, attempt or trace that it names is not a valid id. -> Leave OTEL_RESOURCE_ATTRIBUTES
+    as the runner sets it."""
     NO_IDENTITY = "no_identity"
-    """dead letter: It names neither a rollout nor a trace. -> Export spans with trace ids."""
+    """dead letter: It names neither a rollout nor a trace. -> Export it with a trace id."""
     NO_ATTEMPT = "no_attempt"
-    """dead letter: It names a rollout and no attempt. -> Leave OTEL_RESOURCE_ATTRIBUTES as the agent finds it."""
+    """dead letter: It names a rollout, but no attempt. -> Leave OTEL_RESOURCE_ATTRIBUTES as the runner sets it."""
     IDENTITY_CONFLICT = "identity_conflict"
-    """dead letter: What it names disagrees: two rollouts, or another attempt by its trace id. -> Let each process have
-    the variables of one attempt alone."""
+    """dead letter: Its ids disagree: it names two rollouts, or its trace id belongs to another attempt. -> Give
+    each process the environment variables of one attempt only."""
     IDENTITY_DISAGREEMENT = "identity_disagreement"
-    """dead letter, request: A model call names several rollouts, by path, key, headers and baggage. -> Send one."""
+    """dead letter, request: The path, key, headers and baggage of the model call name different rollouts. -> Name
+    one rollout: leave OPENAI_BASE_URL and OPENAI_API_KEY as the runner sets them."""
     MALFORMED_IDENTITY = "malformed_identity"
-    """dead letter, request: What a model call names is no id. -> Leave the agent's OPENAI_BASE_URL and key alone."""
+    """dead letter, request: The rollout, attempt or conversation that the model call names is not a valid id. ->
+    Leave OPENAI_BASE_URL and OPENAI_API_KEY as the runner sets them."""
     LATE = "late"
-    """dead letter: It was forwarded to a rollout of which no attempt is open any more. -> Nothing; it came too late."""
+    """dead letter: It came for a rollout that has no open attempt any more. -> Nothing to do: it came too late."""
     TOO_MANY_OPEN = "too_many_open"
-    """dead letter: More episodes are open than a worker may hold. -> Raise [streams] max_open_episodes or workers."""
+    """dead letter: More episodes are open than a worker may hold. -> Raise [streams] max_open_episodes or
+    workers."""
     TOO_MANY_CALLS = "too_many_calls"
-    """dead letter: The episode has too many calls. -> Raise [streams] max_calls_per_episode."""
+    """dead letter: Its episode has more calls than allowed. -> Raise [streams] max_calls_per_episode."""
     TOO_MANY_SPANS = "too_many_spans"
-    """dead letter: The episode has too many spans. -> Raise [streams] max_spans_per_episode, or sample HTTP spans."""
+    """dead letter: Its episode has more spans than allowed. -> Raise [streams] max_spans_per_episode, or export
+    fewer spans (such as those of HTTP requests)."""
     TOO_MANY_BYTES = "too_many_bytes"
-    """dead letter: The episode's records are too large in all. -> Raise [streams] max_bytes_per_episode."""
+    """dead letter: Its episode's records are larger in all than allowed. -> Raise [streams]
+    max_bytes_per_episode."""
     TOO_MANY_OPEN_BYTES = "too_many_open_bytes"
-    """dead letter, rollout: Open episodes, or groups, leave no room for it. -> Raise [streams] max_open_bytes."""
+    """dead letter, rollout: Open episodes or groups hold as many bytes as allowed already. -> Raise [streams]
+    max_open_bytes."""
     TOO_MANY_SCORES = "too_many_scores"
-    """dead letter: Too much feedback waits for its episodes. -> Look at who sends it."""
+    """dead letter: Too much feedback waits for its episodes. -> Find out who sends it, and send less."""
     BAD_GROUP = "bad_group"
-    """dead letter: Its place in its group cannot be. -> Look at who else writes `rollout_events`."""
+    """dead letter: Its place in its group is impossible, or taken. -> Find out who else writes to
+    `rollout_events`."""
     WRONG_POLICY = "wrong_policy"
-    """group: It is of another policy than this trainer's. -> Look at who else writes `transitions`."""
+    """group: It is of another policy than the one that this trainer trains. -> Find out who else writes to
+    `transitions`."""
     VOCABULARY = "vocabulary"
-    """group: A token id lies outside the model's vocabulary. -> Serve and train one model."""
+    """group: A token id lies outside the model's vocabulary. -> Let the engine serve the model that the trainer
+    trains."""
     TOO_LONG = "too_long"
-    """group: A row has too many tokens. -> Raise [trainer] max_row_tokens."""
+    """group: One of its rows has more tokens than allowed. -> Raise [trainer] max_row_tokens."""
     ZERO_TEMPERATURE = "zero_temperature"
-    """group: A trained token was sampled greedily. -> Look at who else writes `transitions`."""
+    """group: A token to train on was sampled greedily (temperature 0). -> Find out who else writes to
+    `transitions`."""
 
     CONSTRAINED = "constrained"
-    """call: A grammar or a filter chose among the tokens, so the logprobs are not the policy's. -> The agent forces its
-    answers (`response_format`, a forced tool): leave that out where it learns."""
+    """call: A grammar or a filter limited which tokens could be sampled, so the logprobs are not the policy's. ->
+    Let the agent force no answers (`response_format`, a forced tool) in calls that should train."""
     CUT_SAMPLING = "cut_sampling"
-    """call: It was sampled from a part of the distribution. -> Agents cut the distribution (top_p, top_k or the like):
-    [select] sampling = 'forced'."""
+    """call: It was sampled from a part of the distribution. -> Leave top_p, top_k and min_p out of the agent's
+    requests, or set [select] sampling = 'forced'."""
     TRUNCATED = "truncated"
-    """call: The token limit ended the answer, not the policy. -> Answers end at the token limit: raise max_tokens, or
+    """call: The token limit ended the answer, not the policy. -> Raise max_tokens in the agent's requests, or set
     [select] truncated = 'train'."""
     CLIENT_DISCONNECTED = "client_disconnected"
-    """call: The client was gone before the answer was sent. -> The client that hung up, or the gateway's log, says
-    why."""
+    """call: The client hung up before the answer was sent. -> Raise the timeout of the agent's client, or read in
+    its log why it hung up."""
     OUTCOME_UNKNOWN = "outcome_unknown"
-    """call: Nobody told whether the client got the answer. -> The client that hung up, or the gateway's log, says
-    why."""
+    """call: Nobody reported whether the client got the answer. -> Read the LLM gateway's log: it ended before it
+    could report."""
     SUPERSEDED = "superseded"
-    """call, episode: The client asked again and went on with another answer; of an episode: a later attempt counts. ->
-    Each answer was asked for again: raise the client's timeout."""
+    """call, episode: The client asked again and went on with another answer; of an episode: a later attempt counts
+    instead. -> Raise the timeout of the agent's client, so that it does not ask again; of an episode: nothing to
+    do."""
     MISSING_PARENT = "missing_parent"
-    """call: Its prompt goes on from a call that is not there. -> Earlier calls of the conversations are not there: look
-    at `tracegrad tail dead_letters`."""
+    """call: Its prompt continues a call that is missing. -> Look for the missing call in `tracegrad tail
+    dead_letters`."""
     NOT_CHOSEN = "not_chosen"
-    """call: It is one of several answers to a request, of which the agent made nothing. -> Ask for one (`n`)."""
+    """call: It is one of several answers to a request, and not the one that the agent used. -> Ask for one answer
+    (`n` = 1)."""
     BAD_LOGPROBS = "bad_logprobs"
-    """call: Its logprobs are not finite, positive, or not one a token. -> Look at the engine's version."""
+    """call: Its logprobs are not finite, above 0, or not one for each token. -> Serve the policy with the vLLM that
+    requirements/engine.txt names."""
     BAD_TEMPERATURE = "bad_temperature"
-    """call: It was sampled greedily, or at an absurd temperature. -> The agent samples greedily (temperature 0), which
-    has no distribution to learn from: raise it."""
+    """call: It was sampled greedily (temperature 0), which leaves no distribution to learn from, or at an absurd
+    temperature. -> Set a temperature near 1 in the agent's requests."""
     BAD_VERSIONS = "bad_versions"
-    """call: The engine did not say which version sampled it. -> Have the engine serve versions of this run alone."""
+    """call: The engine did not say which weight version sampled it. -> Let the LLM gateway ask an engine that
+    serves this run's versions only."""
 
     ABORTED = "aborted"
-    """rollout: The attempt broke off by our own fault. -> The attempts break off: look at the runner's log."""
+    """rollout: The attempt was broken off, through no fault of the agent's. -> Read in the runner's log why
+    attempts break off."""
     GIVEN_UP = "given_up"
-    """rollout: No attempt of it ended. -> The attempts break off: look at the runner's log."""
+    """rollout: No attempt of it came to an end. -> Read in the runner's log why attempts break off."""
     UNKNOWN_STATE = "unknown_state"
-    """rollout: Nobody said how the attempt ended. -> Look at the runner's log."""
+    """rollout: Nobody reported how the attempt ended. -> Read the runner's log."""
     NO_CALLS = "no_calls"
-    """rollout: Its agent never called the policy. -> The agent calls another endpoint, or none: does its client use
-    OPENAI_BASE_URL?"""
+    """rollout: Its agent never called the policy. -> Let the agent's client use OPENAI_BASE_URL, which names the
+    LLM gateway."""
     UNSCORED = "unscored"
-    """rollout, episode: It has no reward. -> No reward came: look at the grader, or at who rates."""
+    """rollout, episode: It has no reward. -> Check that the grader returns a number; a captured conversation needs
+    a rating by a person (docs/feedback.md)."""
     STRATEGY_FAILED = "strategy_failed"
-    """rollout: The strategy of [credit] raised, or gave something else. -> Read the group's `detail`."""
+    """rollout: The strategy of [credit] raised an exception, or returned something else than it should. -> Read the
+    group's `detail`, and fix the strategy."""
     BAD_RETURN = "bad_return"
-    """rollout: A call's return is not finite, or absurd. -> Look at the grader and the rules of [air]."""
+    """rollout: The return of one of its calls is not finite, or absurdly large. -> Check what the grader and the
+    rules of [air] pay."""
     BAD_WEIGHT = "bad_weight"
-    """rollout: A call's weight is not finite, or absurd. -> Look at the strategy of [credit]."""
+    """rollout: The weight of one of its calls is not finite, or absurdly large. -> Fix the strategy of [credit]."""
     BROKEN_PREFIX = "broken_prefix"
-    """rollout: No prompt of its calls can be rebuilt. -> Look at `tracegrad tail dead_letters`."""
+    """rollout: No prompt of its calls can be rebuilt, since earlier calls are missing. -> Look for the missing
+    calls in `tracegrad tail dead_letters`."""
     BAD_TOKENS = "bad_tokens"
-    """rollout: A token id is negative. -> Look at the engine's version."""
+    """rollout: A token id is negative. -> Serve the policy with the vLLM that requirements/engine.txt names."""
     BELOW_BOUND = "below_bound"
-    """rollout, group: Its final reward is below the bound of a run that trains by `filter`. -> No final reward reaches
-    [replay] bound: lower it, --set replay.bound=0.5."""
+    """rollout, group: Its final reward is below [replay] bound, and the run trains by `filter`. -> Lower the bound:
+    --set replay.bound=0.5."""
 
     ALL_MEMBERS_EXCLUDED = "all_members_excluded"
-    """group: None of its rollouts can train. -> Read why each was left out, in `members`."""
+    """group: None of its rollouts can train. -> Read why each was left out: `tracegrad episodes --where
+    excluded!=none`."""
     UNENCODABLE = "unencodable"
     """group: Its rows cannot be written as Arrow. -> Read the group's `detail`."""
     NO_ROWS = "no_rows"
-    """group: It came without rows, and without a reason. -> Look at who else writes `transitions`."""
+    """group: It has neither rows nor a reason why. -> Find out who else writes to `transitions`."""
     STALE = "stale"
-    """group: It was sampled by too old a version. -> Samples are too old: lower [pace] staleness, or raise [trainer]
-    max_staleness."""
+    """group: It was sampled by too old a version. -> Lower [pace] staleness, or raise [trainer] max_staleness."""
     NEWER = "newer"
-    """group: It was sampled by a version that the trainer has not made. -> Nothing; a rollback does this."""
+    """group: It was sampled by a version that this trainer has not made. -> Nothing to do: this follows a
+    rollback."""
     OTHER_RUN = "other_run"
-    """group, record: It is of another run. -> Nothing; on shared topics it is common."""
+    """group, record: It is of another run. -> Nothing to do: this is common where runs share topics."""
     DUPLICATE = "duplicate"
-    """group: It was read before. -> Nothing; a worker that dies appends records again."""
+    """group: It was read before. -> Nothing to do: a worker that is restarted writes some records again."""
     LOW_ESS = "low_ess"
-    """group: Its effective sample size is too small: sampler and policy are too far apart. -> Replay fewer versions."""
+    """group: Its effective sample size is too small: the policy differs too much from the one that sampled it. ->
+    Replay versions that are closer to the policy, or lower [replay] min_ess."""
     LOW_SPREAD = "low_spread"
-    """group: Others differ more in their rewards. -> Raise [algorithm] share."""
+    """group: The rewards of other groups differ more than its own. -> Raise [algorithm] share."""
     NO_SPREAD = "no_spread"
-    """group: Its rollouts have equal rewards. -> Rewards within each group are equal: tasks neither too hard nor solved
-    are needed; a broken grader gives such rewards too: look at `tracegrad episodes`."""
+    """group: Its rollouts earned equal rewards, so none is better than its peers. -> Choose tasks that the model
+    solves now and then, pay first successes by rules (docs/streams.md#air), or raise [tasks] group_size; check the
+    grader with `tracegrad episodes`."""
 
     NO_ADVANTAGE = "no_advantage"
-    """step, group: All advantages are 0. -> Rewards within each group are equal: tasks neither too hard nor solved are
-    needed; a broken grader gives such rewards too: look at `tracegrad episodes`."""
+    """step, group: All advantages are 0, for in each group the rollouts earned equal rewards. -> Choose tasks that
+    the model solves now and then, pay first successes by rules (docs/streams.md#air), or raise [tasks] group_size;
+    check the grader with `tracegrad episodes`."""
     NO_TOKENS = "no_tokens"
-    """step, group: No token is in the loss. -> Read why calls were masked."""
+    """step, group: No token is in the loss. -> Read on the page, at its episodes, why their calls leave the
+    loss."""
     NON_FINITE = "non_finite"
     """step, group: The loss or the gradients are not finite. -> Lower [trainer] lr."""
     WITHOUT_GROUP = "without_group"
-    """episode: No runner started it. -> Captured conversations train with [select] train = true alone."""
+    """episode: No runner started it, so it is in no group. -> Set [select] train = true to train on captured
+    conversations."""
     NOT_TRAINING = "not_training"
-    """episode: It is of a held-out task. -> Nothing."""
+    """episode: It is of a held-out task. -> Nothing to do: held-out tasks measure, and are not trained on."""
     OF_CLOSED_GROUP = "of_closed_group"
-    """episode: Its group closed before it came. -> Nothing; a worker that dies appends records again."""
+    """episode: Its group had closed before it came. -> Nothing to do: a worker that is restarted writes some
+    records again."""
 
     NO_CREDENTIAL = "no_credential"
-    """request: It claims a runner's rollout without its credential. -> Send OPENAI_API_KEY, or
-    OTEL_EXPORTER_OTLP_HEADERS, as the agent finds it."""
+    """request: It names a rollout of the runner, and does not bear that rollout's credential. -> Send
+    OPENAI_API_KEY, or OTEL_EXPORTER_OTLP_HEADERS, as the runner sets it."""
     OTHER_ATTEMPT = "other_attempt"
-    """request: It claims another attempt than the one whose credential it bears. -> Name no attempt but your own."""
+    """request: It names another attempt than its credential is for. -> Name only the attempt that your credential
+    is for."""
     OTHER_HOST = "other_host"
-    """request: Its attempt began in another agent host. -> Name no attempt but your own."""
+    """request: It names an attempt that began in another agent host. -> Name only attempts that began in your own
+    host."""
     NOT_THE_RUNNER = "not_the_runner"
-    """request: The runner alone begins and ends attempts. -> Leave that to it."""
+    """request: Only the runner may begin and end attempts. -> Leave that to the runner."""
     UNSIGNED = "unsigned"
-    """record: It bears no MAC of the run. -> Look at who else can append to the run's topics."""
+    """record: It bears no signature (MAC) of the run. -> Find out who else can write to the run's topics."""
     MISMATCH = "mismatch"
-    """record: Its MAC is not that of the run that may write it. -> Look at who else can append to the run's topics."""
+    """record: Its signature (MAC) is not that of the run that may write it. -> Find out who else can write to the
+    run's topics."""
 
     KIND = "kind"
     """version: It is no full folder of weights. -> Publish versions of kind `full`."""
     FILES = "files"
-    """version: It names no safetensors file, or one outside its folder. -> Look at who else writes `weights`."""
+    """version: It names no safetensors file, or one outside its folder. -> Find out who else writes to
+    `weights`."""
     URI = "uri"
-    """version: Its folder lies outside the folder of this run's versions. -> Move it with its run."""
+    """version: Its folder lies outside the folder of this run's versions. -> Move the whole run, not its versions
+    alone."""
     MISSING = "missing"
-    """version: A folder or file of it is not there. -> Mount the trainer's disk where the engine runs."""
+    """version: Its folder, or a file in it, is not there. -> Mount the trainer's disk where the engine runs."""
     SIZE = "size"
-    """version: A file has not the size that was published. -> Look at the disk; the next version is taken."""
+    """version: One of its files does not have the size that was published. -> Check the disk; the next version is
+    loaded instead."""
     SHA256 = "sha256"
-    """version: A file has not the content that was published. -> Look at the disk; the next version is taken."""
+    """version: One of its files does not have the content that was published. -> Check the disk; the next version
+    is loaded instead."""
     UNREADABLE = "unreadable"
-    """version: A file cannot be read. -> Look at the disk and its permissions."""
+    """version: One of its files cannot be read. -> Check the disk, and who may read the file."""
     LOAD_FAILED = "load_failed"
-    """version: The engine did not load it. -> Read the engine's log."""
+    """version: The engine could not load it. -> Read the engine's log."""
 
     TIMEOUT = "timeout"
-    """[air] function: It took too long for an episode. -> Raise [air] function_limit_s."""
+    """[air] function: It took too long for an episode. -> Make it faster, or raise [air] function_limit_s."""
     DIED = "died"
-    """[air] function: Its process ended. -> Read assemble's log."""
+    """[air] function: Its process ended. -> Read assemble's log, and fix the function."""
     RAISED = "raised"
-    """[air] function: It raised an exception. -> Read assemble's log."""
+    """[air] function: It raised an exception. -> Read assemble's log, and fix the function."""
     BAD_ANSWER = "bad_answer"
-    """[air] function: What it returned is no list of (call id, name, value). -> Mend it."""
+    """[air] function: It did not return a list of (call id, name, value). -> Fix what the function returns."""
 
     NEW_CONVERSATION = "new_conversation"
-    """new segment: The request goes on from no answer. -> Nothing."""
+    """new segment: The request continues no earlier answer. -> Nothing to do: a conversation begins."""
     NO_MATCH = "no_match"
-    """new segment: The request repeats no answer that was given. -> Have the agent send its messages as they were."""
+    """new segment: The request repeats no answer that the gateway gave. -> Let the agent send its earlier messages
+    unchanged."""
     HISTORY_CHANGED = "history_changed"
-    """new segment: What precedes a known answer was changed. -> Have the agent send its messages as they were."""
+    """new segment: A message before a known answer was changed. -> Let the agent send its earlier messages
+    unchanged."""
     ANSWER_CHANGED = "answer_changed"
-    """new segment: An answer was changed. -> Have the agent send its messages as they were."""
+    """new segment: An earlier answer was changed. -> Let the agent send its earlier messages unchanged."""
     ANSWER_CUT = "answer_cut"
-    """new segment: The agent saw less than was sampled. -> Raise max_tokens, or leave stop strings out."""
+    """new segment: The agent was shown less of an earlier answer than was sampled. -> Raise max_tokens, or leave
+    stop strings out of the agent's requests."""
     HISTORY_DROPPED = "history_dropped"
-    """new segment: The template drops earlier messages. -> Choose a template that keeps them (docs/templates.md)."""
+    """new segment: The chat template drops earlier messages. -> Choose a template that keeps them
+    (docs/templates.md)."""
     NO_END_OF_MESSAGE = "no_end_of_message"
-    """new segment: The template does not end the answer as it was sampled. -> Choose another (docs/templates.md)."""
+    """new segment: The chat template does not end the answer as it was sampled. -> Choose another template
+    (docs/templates.md)."""
     ANSWER_DROPPED = "answer_dropped"
-    """new segment: The template leaves a part of the answer out. -> Choose another (docs/templates.md)."""
+    """new segment: The chat template leaves out a part of the answer. -> Choose another template
+    (docs/templates.md)."""
     PART_REFUSED = "part_refused"
-    """new segment: The template refuses the conversation without its end. -> Choose another (docs/templates.md)."""
+    """new segment: The chat template refuses the conversation without its last messages. -> Choose another template
+    (docs/templates.md)."""
 
 
 class Row(NamedTuple):
@@ -254,20 +299,27 @@ class Row(NamedTuple):
 
 @cache
 def row_of(word: str) -> Row:
-    """The row of a word; of one that nobody here knows, the word as it is."""
-    if word not in set(Reason):
+    """The row of a word, or of the `unwritable` that a topic's name follows; of another word, the word as it is."""
+    known = Reason.UNWRITABLE if word.startswith(f"{Reason.UNWRITABLE}_") else word
+    if known not in set(Reason):
         return Row((), word, "")
-    seen, _, rest = documented(__name__)[Reason.__name__][Reason(word).name].partition(": ")
+    seen, _, rest = documented(__name__)[Reason.__name__][Reason(known).name].partition(": ")
     sentence, _, remedy = rest.partition(" -> ")
     return Row(tuple(seen.split(", ")), sentence, remedy)
+
+
+def reason_text(word: str) -> str:
+    """How a word is shown to people: `stale: It was sampled by too old a version`."""
+    sentence = row_of(word).sentence
+    return word if sentence == word else f"{word}: {sentence.removesuffix('.')}"
 
 
 _HEAD = """# Reasons
 
 Whatever is left out is counted, and says why by one of these words: in the headers of a dead letter, on a record
 (`masked` of a call, `excluded` of a rollout or a group, `skipped` of a step), in an answer's `code`, as the label of a
-metric. A row is the docstring of the reason in `schemas/reasons.py`; `unwritable_TOPIC` on a dead letter says that what
-was made of the record is too large for that topic. Words of a later release are shown as they are.
+metric. Where people read such a word, its sentence stands behind it; a word of a later release stands alone. A row is
+the docstring of the reason in `schemas/reasons.py`. `unwritable` is written with a topic: `unwritable_episodes`.
 
 | reason | seen as | what it means | what to do |
 |---|---|---|---|"""

@@ -32,6 +32,7 @@ from tracegrad.schemas.alarms import NUM_STEPS, alarm_text, alarms_of
 from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import DivergedError
 from tracegrad.schemas.metrics import ALARMS_BEGUN, PAUSED, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.training import StepResult, TrainingStep
 
 from .algorithm.recipe import Recipe
@@ -133,7 +134,7 @@ class Trainer:
         begun = sorted({*record.alarms} - {*(self._recent[-1].alarms if self._recent else ())})
         self._recent.append(record)
         self._say(record, before.version)
-        if record.skipped == "non_finite" and not is_expected:
+        if record.skipped == Reason.NON_FINITE and not is_expected:
             self.store.save()
             raise diverged(record, before.version)
         for alarm in begun:

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tracegrad.consumers.views.processes import process_lines
+from tracegrad.consumers.views.processes import left_out_lines, process_lines
 from tracegrad.consumers.views.progress import glance_lines
 from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_of
 from tracegrad.consumers.views.run_state import RunState
@@ -88,6 +88,8 @@ def status(
             echo(f"  {lag} records wait or belong to what is still open")
         if num_dead:
             echo(f"  {num_dead} dead letters: `tracegrad tail dead_letters`")
+        for line in left_out_lines(state):
+            echo("  " + line)
     raise typer.Exit(0 if is_up else 1)
 
 

@@ -78,7 +78,7 @@ def _recorded(into: Wiring, policy: str) -> tuple[int, int, Counter[str]]:
             continue
         num_episodes += 1
         num_calls += sum(call.policy == policy for call in episode.calls)
-        reasons[why_excluded(episode, policy) or "without_group"] += 1
+        reasons[why_excluded(episode, policy) or Reason.WITHOUT_GROUP] += 1
     return num_calls, num_episodes, reasons
 
 

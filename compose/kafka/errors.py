@@ -24,6 +24,7 @@ from tracegrad.schemas.errors import (
     TracegradError,
     UnavailableError,
 )
+from tracegrad.schemas.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def translate(error: KafkaError, *, doing: str) -> TracegradError:
         kind = UnavailableError
     message = f"expected Kafka to {doing}, got {name}: {error.str()}; {_REMEDY[kind]}"
     if kind is RecordError:
-        return RecordError(message, reason="too_large" if "SIZE" in name or "LARGE" in name else "refused")
+        return RecordError(message, reason=Reason.TOO_LARGE if "SIZE" in name or "LARGE" in name else Reason.REFUSED)
     return kind(message)
 
 

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, Message
 
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, TracegradError, UnavailableError
 from tracegrad.schemas.log.protocol import Record, TopicPartition
+from tracegrad.schemas.reasons import Reason
 
 from .admin import KafkaAdmin, checked, partition_of
 from .client_settings import Contact, Settings
@@ -117,7 +118,7 @@ class TailReader:
             raise RecordError(
                 f"expected to {where}, got {error.str()}: a record from {at} on is not as it was written; put the "
                 "segment back from a copy",
-                reason="damaged",
+                reason=Reason.DAMAGED,
             )
         failure = translate(error, doing=where)
         if isinstance(failure, UnavailableError | OverloadedError):

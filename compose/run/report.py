@@ -22,6 +22,7 @@ from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_o
 from tracegrad.consumers.views.watch import fold_present
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.follow import PATIENCE_S
+from tracegrad.schemas.reasons import Reason, row_of
 from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest, folder_of
@@ -34,11 +35,6 @@ from .wiring import Wiring
 
 _RESULTS = "results.json"
 _NAMED = 20
-_UNTRAINED = (
-    "nothing was trained: in each group all rollouts had the same reward, so none was better than its peers; tasks "
-    "that the model solves now and then, AIR rules for a first success (docs/streams.md#air) or a larger [tasks] "
-    "group_size give it a difference to learn from"
-)
 _LAST_WORDS_S = 3.0
 """A run that a person stops waits no longer for a broker that may be what failed."""
 
@@ -136,6 +132,7 @@ def report_lines(report: Report) -> list[str]:
         _unit_line(name, unit)
         for name, unit in (("calls", report.calls), ("episodes", report.episodes), ("groups", report.groups))
     ]
+    lines += [f"  {reason}" for reason in report.groups.reasons]
     if report.feedback.total:
         lines.append(_unit_line("feedback", report.feedback))
     if refused := report.refused_feedback:
@@ -179,7 +176,8 @@ def results_lines(results: Results) -> list[str]:
             "checkpoint, and the same command goes on from there"
         )
     if _is_untrained(results):
-        lines.append(_UNTRAINED)
+        why = row_of(Reason.NO_ADVANTAGE)
+        lines.append(f"nothing was trained: {why.sentence} {why.remedy}")
     return [
         *lines,
         f"{results.steps} steps, mean reward of {last_steps(results.steps)} {last}, "

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from tracegrad.consumers.views.progress import RunProgress, next_lines, now_line, sampled_text
 from tracegrad.consumers.views.terminal import Event, StepLine
+from tracegrad.schemas.reasons import reason_text
 from tracegrad.schemas.text import printable
 
 from ..printable_log import LOG_FORMAT, LogFormat
@@ -57,7 +58,7 @@ def step_text(line: StepLine, *, has_lag: bool) -> str:
         f"{line.step:6d} {line.version:8d} {_number(line.reward, 7, 3)} {_number(line.tool_success, 9)} "
         f"{_number(line.staleness, 10)}{lag} {line.open_episodes:6d} {line.seconds:5.1f}"
     )
-    return f"{text}  no update: {line.skipped}" if line.skipped else text
+    return f"{text}  no update: {reason_text(line.skipped)}" if line.skipped else text
 
 
 def _print(out: TextIO, text: str) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.mac import KeyRing
 from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.reasons import Reason, reason_text
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps
@@ -32,6 +33,8 @@ from .links import check_links
 from .read import gather
 from .versions import Look, check_versions
 
+_EXCLUDED = "excluded: "
+
 
 class AccountLine(msgspec.Struct, kw_only=True):
     """One line of the accounting, over distinct ids."""
@@ -39,6 +42,12 @@ class AccountLine(msgspec.Struct, kw_only=True):
     total: int = 0
     terms: dict[str, int] = msgspec.field(default_factory=dict)
     """Term -> ids; they add up to `total` when nothing is missing."""
+
+    @property
+    def reasons(self) -> list[str]:
+        """Of its terms `excluded: REASON`: what each reason means."""
+        words = (term.removeprefix(_EXCLUDED) for term in self.terms if term.startswith(_EXCLUDED))
+        return list(map(reason_text, words))
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -226,9 +235,9 @@ def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: lis
     for step in steps:
         for group, term in (
             *((group, "trained") for group in step.group_ids),
-            *((group, f"excluded: {reason}") for group, reason in step.excluded_ids.items()),
+            *((group, f"{_EXCLUDED}{reason}") for group, reason in step.excluded_ids.items()),
         ):
-            if group in consumed and not term.endswith("duplicate"):
+            if group in consumed and not term.endswith(Reason.DUPLICATE):
                 missing.append(f"group consumed twice: {group} (step {step.step})")
             consumed.setdefault(group, term)
     terms: dict[str, str] = {}

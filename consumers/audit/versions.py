@@ -18,6 +18,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.training import TrainingStep, hash_batch
 from tracegrad.schemas.records.versions import parse_label
@@ -102,7 +103,7 @@ def _judged(
         group = seen.transitions[offset]
         reason = step.excluded_ids.get(group or "", seen.unusable.get(offset, ""))
         if group in known:
-            reason = "duplicate"
+            reason = Reason.DUPLICATE
         elif group in step.group_ids or reason == step.skipped:
             reason = ""
         if group is not None:

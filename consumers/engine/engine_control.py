@@ -15,6 +15,7 @@ import msgspec
 
 from tracegrad.schemas.beat import WITHIN_S, waiting
 from tracegrad.schemas.errors import RecordError, UnavailableError
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.weights import VersionManifest, WeightKind
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
@@ -102,7 +103,7 @@ class VllmControl:
         refusal = f"engine: {path} gave status {response.status_code}: {_reason(response)}"
         # Only the load is about the version; another refusal says that the engine is not as it was left.
         if is_load and self._is_alive():
-            raise RecordError(refusal, reason="load_failed")
+            raise RecordError(refusal, reason=Reason.LOAD_FAILED)
         raise UnavailableError(refusal)
 
     def _is_alive(self) -> bool:

@@ -44,6 +44,7 @@ from tracegrad.schemas.metrics import (
     VERSIONS_SKIPPED,
     Metrics,
 )
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.weights import (
     WEIGHT_ACKS,
     WEIGHTS,
@@ -147,7 +148,7 @@ class WeightSync:
                 f"expected a version of kind {' or '.join(sorted(self.control.kinds))}, which the engine loads, got "
                 f"{manifest.kind!r}, version {manifest.label}: have its trainer publish one that the engine loads, or "
                 "start an engine that loads this one",
-                reason="kind",
+                reason=Reason.KIND,
             )
         folder = verify_version(manifest, self.handles.weight_root)
         started = time.monotonic()
@@ -169,7 +170,7 @@ class WeightSync:
         now = self.clock()
         if is_newest and now - self._refused_since.setdefault(manifest.label, now) > self.refused_patience_s:
             mend = "Mend the disk and start the run again: its trainer publishes anew what is damaged"
-            remedy = "Then start the run again" if error.reason == "kind" else mend
+            remedy = "Then start the run again" if error.reason == Reason.KIND else mend
             raise ConfigurationError(
                 f"expected the newest version of policy {manifest.policy!r} to be sound, got {manifest.label} refused "
                 f"({error.reason}) for {self.refused_patience_s:g} s and none after it: {error}. {remedy}"
@@ -211,14 +212,18 @@ def verify_version(manifest: VersionManifest, weight_root: str) -> Path:
             `missing`, `files`, `size`, `sha256` or `unreadable`.
     """
     if not any(file.name.endswith(".safetensors") for file in manifest.files):
-        raise RecordError(f"expected safetensors files, got none, version {manifest.label}", reason="files")
+        raise RecordError(f"expected safetensors files, got none, version {manifest.label}", reason=Reason.FILES)
     root = Path(os.path.realpath(weight_root))
     try:
         folder = Path(os.path.realpath(folder_of(manifest.uri, root)))
         if not os.path.isabs(manifest.uri) or root not in folder.parents:
-            raise RecordError(f"expected a folder under {root}, got {folder}, version {manifest.label}", reason="uri")
+            raise RecordError(
+                f"expected a folder under {root}, got {folder}, version {manifest.label}", reason=Reason.URI
+            )
         if not folder.is_dir():
-            raise RecordError(f"expected a folder at {folder}, got none, version {manifest.label}", reason="missing")
+            raise RecordError(
+                f"expected a folder at {folder}, got none, version {manifest.label}", reason=Reason.MISSING
+            )
         for file in manifest.files:
             _verify_file(folder, file)
     except RecordError:
@@ -226,23 +231,25 @@ def verify_version(manifest: VersionManifest, weight_root: str) -> Path:
     except (OSError, ValueError) as error:
         # A name that is too long, a NUL in it, a disk that fails: of whichever call, the version cannot be read.
         told = str(error)[:_TOLD_CHARS]
-        raise RecordError(f"cannot read {manifest.uri[:_TOLD_CHARS]!r}: {told}", reason="unreadable") from error
+        raise RecordError(f"cannot read {manifest.uri[:_TOLD_CHARS]!r}: {told}", reason=Reason.UNREADABLE) from error
     return folder
 
 
 def _verify_file(folder: Path, file: WeightFile) -> None:
     path = Path(os.path.realpath(folder / file.name))
     if folder not in path.parents:
-        raise RecordError(f"expected {file.name} inside {folder}, got {path}", reason="files")
+        raise RecordError(f"expected {file.name} inside {folder}, got {path}", reason=Reason.FILES)
     if not path.is_file():
-        raise RecordError(f"expected file {path}, got none", reason="missing")
+        raise RecordError(f"expected file {path}, got none", reason=Reason.MISSING)
     with path.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
         if size != file.bytes:
-            raise RecordError(f"expected {file.bytes} bytes, got {size}, in {path}", reason="size")
+            raise RecordError(f"expected {file.bytes} bytes, got {size}, in {path}", reason=Reason.SIZE)
         sha256 = digest(opened)
     if sha256 != file.sha256:
-        raise RecordError(f"expected sha256 {file.sha256[:16]}..., got {sha256[:16]}..., in {path}", reason="sha256")
+        raise RecordError(
+            f"expected sha256 {file.sha256[:16]}..., got {sha256[:16]}..., in {path}", reason=Reason.SHA256
+        )
 
 
 def run(

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.log.follow import PATIENCE_S, Chunk, follow
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.topics import Topic, Topics
 
 from .file import empty, is_current, transaction
@@ -160,5 +161,5 @@ def _take(
         except (RecordError, OverflowError) as error:  # OverflowError: a number that no column holds
             connection.execute(
                 "INSERT INTO unread VALUES(?, ?, 1) ON CONFLICT(topic, reason) DO UPDATE SET num = num + 1",
-                (names[record.topic], getattr(error, "reason", "too_large")),
+                (names[record.topic], getattr(error, "reason", Reason.TOO_LARGE)),
             )

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
+from tracegrad.schemas.reasons import reason_text
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.text import one_line
 
@@ -93,12 +94,15 @@ def _episodes_lines(found: Lineage) -> Iterator[str]:
 
 def _why_none(found: Lineage) -> str:
     told = [*(group.excluded for group in found.groups), *(episode.excluded for episode in found.episodes)]
-    reasons = {reason for reason in told if reason}
-    if reasons:
-        return f"left out, {', '.join(sorted(reasons))}"
+    if any(told):
+        return f"left out, {_reasons(told)}"
     if found.episodes and all(one.purpose == Purpose.VALIDATION for one in found.episodes):
         return "it is held out"
     return "it waits for a step, or its group is open"
+
+
+def _reasons(words: Iterable[str | None]) -> str:
+    return "; ".join(map(reason_text, sorted({word for word in words if word})))
 
 
 def _version_line(link: VersionLink) -> str:
@@ -112,9 +116,7 @@ def _version_line(link: VersionLink) -> str:
 
 def _step_line(link: StepLink) -> str:
     reward = f", reward {_number(link.reward)}" if link.reward is not None else ""
-    left_out = (
-        f", left out: {len(link.excluded)} ({', '.join(sorted(set(link.excluded.values())))})" if link.excluded else ""
-    )
+    left_out = f", left out: {len(link.excluded)} ({_reasons(link.excluded.values())})" if link.excluded else ""
     return (
         f"step {link.step} (epoch {link.epoch}), {time_text(link.at_ms)}: transitions/0 [{link.begin}, {link.next}), "
         f"groups trained: {link.num_trained}{left_out}{reward}"
@@ -125,12 +127,14 @@ def _step_line(link: StepLink) -> str:
 def _group_line(link: GroupLink) -> str:
     where = "not on transitions" if link.offset is None else f"transitions/0 [{link.offset}]"
     rules = f", AIR rules {', '.join(link.rules)}" if link.rules else ""
-    return f"group {link.group}: {where}{rules}" + (f", left out: {link.excluded}" if link.excluded else "")
+    return f"group {link.group}: {where}{rules}" + (
+        f", left out: {reason_text(link.excluded)}" if link.excluded else ""
+    )
 
 
 def _episode_lines(link: EpisodeLink) -> Iterator[str]:
     reward = f", reward {_number(link.reward)}" if link.reward is not None else ""
-    left_out = f", left out: {link.excluded}" if link.excluded else ""
+    left_out = f", left out: {reason_text(link.excluded)}" if link.excluded else ""
     yield f"  episode {link.episode}: {link.state}{reward}, episodes/{link.partition} [{link.offset}]{left_out}"
     if link.calls:
         yield f"    calls {' '.join(link.calls)}"

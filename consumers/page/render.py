@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from tracegrad.schemas.reasons import reason_text
 from tracegrad.schemas.text import printable
 
 from ..index.show import time_text
@@ -39,7 +40,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_seen,
     )
-    environment.filters |= {"num": _num, "count": _count, "short": _short, "when": time_text}
+    environment.filters |= {"num": _num, "count": _count, "short": _short, "when": time_text, "reason": reason_text}
     environment.tests["word"] = lambda text: _WORD.fullmatch(text) is not None
     environment.globals["asset"] = _asset
     return environment

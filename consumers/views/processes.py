@@ -7,10 +7,12 @@ never reported has no counts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tracegrad.schemas.metrics import Gauge, declared
+from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, Gauge, declared
+from tracegrad.schemas.reasons import reason_text
 from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.text import one_line
 
@@ -86,4 +88,18 @@ def process_lines(state: RunState, now_ms: int, width: int | None = None) -> lis
         said = row.why if row.why and (row.pid is None or not counted) else counted
         text = f"{one_line(row.name):20} {row.state:8} {up_s:6d} s{restarts}  {one_line(said)}".rstrip()
         lines.append(text if len(text) <= width else text[: max(0, width - 3)] + "...")
+    return lines
+
+
+def left_out_lines(state: RunState) -> list[str]:
+    """Why processes left groups and records out since their starts: `3 groups excluded, stale: ...`."""
+    lines = []
+    for metric, what in ((GROUPS_EXCLUDED, "groups excluded"), (DEAD_LETTERS, "dead letters")):
+        counts = Counter[str]()
+        for report in state.reports.values():
+            for series, num in report.counters.items():
+                name, _, label = series.removesuffix("}").partition("{reason=")
+                if name == metric.name and label:
+                    counts[label] += int(num)
+        lines += [f"{num} {what}, {reason_text(reason)}" for reason, num in counts.most_common()]
     return lines

@@ -31,6 +31,7 @@ from tracegrad.schemas.log.made_of import (
 )
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.otlp.salvage import decode_logs, decode_spans, service_of, spans_of
+from tracegrad.schemas.reasons import reason_text
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
     CallEnded,
@@ -272,7 +273,8 @@ def _spans(request: ExportTraceServiceRequest) -> str:
 def _dead(record: Record) -> str:
     headers = dead_letter_fields(record.headers)
     place = f"{headers.get('topic', '?')}/{headers.get('partition', '?')}@{headers.get('offset', '?')}"
-    return f"{headers.get('stage', '?')}: {headers.get('reason', '?')} from {place}: {headers.get('detail', '')[:200]}"
+    stage, reason = headers.get("stage", "?"), reason_text(headers.get("reason", "?"))
+    return f"{stage}: {reason}, from {place}: {headers.get('detail', '')[:200]}"
 
 
 _DECODERS: dict[Topic, Callable[[bytes | None], Any]] = {

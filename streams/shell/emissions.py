@@ -24,6 +24,7 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
 from tracegrad.schemas.metrics import DEAD_LETTERS, EMISSIONS, OUTPUTS, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
@@ -183,7 +184,7 @@ class Emissions:
             if output.topic is Topic.DEAD_LETTERS:
                 letter = msgspec.structs.replace(output, value=b"")
             else:
-                unwritable = RecordError(str(error), reason=f"unwritable_{output.topic.value}")
+                unwritable = RecordError(str(error), reason=f"{Reason.UNWRITABLE}_{output.topic.value}")
                 letter = dead_letter(item.record, unwritable, stage=self.stage, value=b"")
             item.futures[index] = (letter, await self.append(letter))
             replaced = True

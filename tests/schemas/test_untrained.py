@@ -1,4 +1,4 @@
-"""Why nothing trains: the commonest reason, its share, and what to do."""
+"""Why nothing trains: the commonest reason, its share, what it means, and what to do."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def empty(number: int, excluded: dict[str, int], **figures: Any) -> TrainingStep
     [
         (
             [empty(n, {"no_tokens": 2 * n}, masked={"constrained": 7, "truncated": 1}) for n in (1, 2, 3)],
-            "100% of groups `no_tokens`, 88% of their masked calls `constrained`: the agent forces",
+            "100% of groups `no_tokens`, 88% of their masked calls `constrained`: A grammar or ",
         ),
         (
             [empty(n, {"all_members_excluded": 2 * n}, members_excluded={"no_calls": 8}) for n in (1, 2, 3)],
-            "100% of groups `all_members_excluded`, 100% of their excluded members `no_calls`: the agent calls another",
+            "100% of groups `all_members_excluded`, 100% of their excluded members `no_calls`: Its agent never called",
         ),
         (
             [step(1, accounting=Accounting(excluded={"stale": 90}))]
             + [empty(n, {"stale": 90 + n, "no_advantage": 3 * n}) for n in (2, 3, 4)],
-            "75% of groups `no_advantage`: rewards within each group are equal",
+            "75% of groups `no_advantage`: All advantages are 0, for in each group",
         ),
-        ([empty(n, {"of_old": n}) for n in (1, 2, 3)], "100% of groups `of_old`: docs/reasons.md"),
-        ([empty(n, {}) for n in (1, 2, 3)], "no reason is told of groups: docs/reasons.md"),
+        ([empty(n, {"of_old": n}) for n in (1, 2, 3)], "100% of groups `of_old`"),
+        ([empty(n, {}) for n in (1, 2, 3)], "no reason is told of groups"),
     ],
     ids=["masked", "excluded", "equal rewards, of these steps alone", "a reason of another release", "none"],
 )
-def test_three_steps_without_tokens_name_reason_share_and_remedy(steps: list[TrainingStep], told: str) -> None:
+def test_three_steps_without_tokens_name_reason_share_meaning_and_remedy(steps: list[TrainingStep], told: str) -> None:
     """Not after two of them."""
     assert alarms_of(steps) == (NOTHING_TRAINS,) and alarms_of(steps[:-1]) == ()
     assert alarm_text(NOTHING_TRAINS, steps).startswith("the last 3 steps trained no token: " + told)
@@ -76,5 +76,6 @@ def test_groups_that_cannot_train_are_counted_since_the_last_that_can() -> None:
     assert (groups.num, groups.holds(1), groups.holds(2)) == (3, True, False)
     assert groups.text == (
         "none of the last 3 closed groups can train: 67% of groups `no_tokens`, 100% of their masked calls "
-        "`truncated`: answers end at the token limit: raise max_tokens, or [select] truncated = 'train'"
+        "`truncated`: The token limit ended the answer, not the policy. Raise max_tokens in the agent's requests, or "
+        "set [select] truncated = 'train'"
     )

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tracegrad.schemas.beat import busy
 from tracegrad.schemas.errors import DivergedError
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.training import StepResult
 
 from ..algorithm.form import TokenLoss, log_ratios, loss
@@ -114,7 +115,7 @@ class SingleLearner:
     def _step(self, updates: Sequence[Sequence[TrainingRow]], version: int, step: int) -> StepResult:
         trained = [self._trained(rows) for rows in updates]
         if not any(trained):
-            return skipped_as("no_advantage" if any(updates) else "no_tokens")
+            return skipped_as(Reason.NO_ADVANTAGE if any(updates) else Reason.NO_TOKENS)
         # In host memory, as a checkpoint takes it: what stops or fails in a later update is undone as a whole.
         before = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors().items() if updates[1:]}
         first, num_updates = (step - 1) * len(updates), self._config.steps * len(updates)
@@ -174,7 +175,7 @@ class SingleLearner:
             self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
         return StepResult(
             is_updated=is_finite,
-            skipped="" if is_finite else "non_finite",
+            skipped="" if is_finite else Reason.NON_FINITE,
             loss=value if math.isfinite(value) else 0.0,
             grad_norm=grad_norm if math.isfinite(grad_norm) else 0.0,
             learning_rate=rate,

@@ -27,6 +27,7 @@ from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import AWAY_S, Log, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.training import Accounting, hash_batch
 
 from ..algorithm.recipe import Recipe
@@ -145,13 +146,13 @@ class OpenBatch:
         """The batch of these records for a step that starts from the run's `version`; None: tokens of the run have no
         staleness."""
         decided = [
-            (verdict, "duplicate" if is_duplicate else _reason(verdict, run, version, max_staleness))
+            (verdict, Reason.DUPLICATE if is_duplicate else _reason(verdict, run, version, max_staleness))
             for verdict, is_duplicate in self._verdicts
         ]
         usable = [verdict.group for verdict, reason in decided if verdict.group and not reason]
         left_out = unselected(usable, self.recipe)
         decided = [(verdict, reason or left_out.get(verdict.group_id or "", "")) for verdict, reason in decided]
-        new = [(verdict, reason) for verdict, reason in decided if reason != "duplicate"]
+        new = [(verdict, reason) for verdict, reason in decided if reason != Reason.DUPLICATE]
         return Batch(
             begin_offset=self.begin_offset,
             next_offset=self.next_offset,
@@ -175,8 +176,8 @@ def _reason(verdict: Verdict, run: RunHash, version: int | None, max_staleness: 
         return reason
     versions = trained_versions(verdict.group)
     if any(span.version > version for span in versions):
-        return "newer"
-    return "stale" if any(span.version < version - max_staleness for span in versions) else ""
+        return Reason.NEWER
+    return Reason.STALE if any(span.version < version - max_staleness for span in versions) else ""
 
 
 def unselected(groups: Sequence[Group], recipe: Recipe) -> dict[str, str]:
@@ -188,7 +189,7 @@ def unselected(groups: Sequence[Group], recipe: Recipe) -> dict[str, str]:
     counted = [id_ for id_, std in stds.items() if std or recipe.refill == 1]
     stays = selected([stds[id_] for id_ in counted], recipe.selection, recipe.share)
     trained = {id_ for id_, stay in zip(counted, stays, strict=True) if stay}
-    return {id_: "low_spread" if std else "no_spread" for id_, std in stds.items() if id_ not in trained}
+    return {id_: Reason.LOW_SPREAD if std else Reason.NO_SPREAD for id_, std in stds.items() if id_ not in trained}
 
 
 def spread(group: Group, final: float = 0.0) -> float:

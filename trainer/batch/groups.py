@@ -65,7 +65,7 @@ class Group:
         """Why it has nothing to train, decided by credit; "" when it has rows."""
         if self.rows:
             return ""
-        return self.summary.excluded[:_REASON_CHARACTERS] or "no_rows"
+        return self.summary.excluded[:_REASON_CHARACTERS] or Reason.NO_ROWS
 
     @property
     def turns(self) -> dict[CallKey, Turn]:
@@ -114,17 +114,20 @@ def _check_summary(summary: GroupSummary, limits: GroupLimits) -> None:
     if not _GROUP_ID.fullmatch(summary.group_id):
         raise RecordError(f"expected a group id matching {_GROUP_ID.pattern}, got another")
     if summary.policy != limits.policy:
-        raise RecordError(f"expected policy {limits.policy!r}, got {summary.policy[:60]!r}", reason="wrong_policy")
+        raise RecordError(f"expected policy {limits.policy!r}, got {summary.policy[:60]!r}", reason=Reason.WRONG_POLICY)
 
 
 def _check_row(row: SegmentRow, limits: GroupLimits) -> None:
     where = f"rollout={row.rollout_id} segment={row.segment}"
     if len(row.token_ids) > limits.max_row_tokens:
         raise RecordError(
-            f"expected at most {limits.max_row_tokens} tokens, got {len(row.token_ids)}, {where}", reason="too_long"
+            f"expected at most {limits.max_row_tokens} tokens, got {len(row.token_ids)}, {where}",
+            reason=Reason.TOO_LONG,
         )
     if (row.token_ids >= limits.vocabulary).any():
-        raise RecordError(f"expected token ids < {limits.vocabulary}, got a greater one, {where}", reason="vocabulary")
+        raise RecordError(
+            f"expected token ids < {limits.vocabulary}, got a greater one, {where}", reason=Reason.VOCABULARY
+        )
     if row.loss_mask[:1].any():
         raise RecordError(f"expected loss_mask 0 on the first token (nothing precedes it), got 1, {where}")
     end = 0
@@ -138,7 +141,7 @@ def _check_row(row: SegmentRow, limits: GroupLimits) -> None:
         if trained and turn.temperature <= 0.0:
             raise RecordError(
                 f"expected temperature > 0 on a trained turn, got {turn.temperature}, call={turn.call_id}, {where}",
-                reason="zero_temperature",
+                reason=Reason.ZERO_TEMPERATURE,
             )
     if outside := int(row.loss_mask.sum()) - inside:
         raise RecordError(f"expected loss_mask 1 inside turns only, got {outside} outside, {where}")
@@ -194,7 +197,7 @@ def why_untrained(group: Group, run: RunHash) -> str:
     """Why no step of a run trains it; "" where one may. Versions compare with those of their own run only."""
     if group.empty:
         return group.empty
-    return "other_run" if any(span.run != run for span in trained_versions(group)) else ""
+    return Reason.OTHER_RUN if any(span.run != run for span in trained_versions(group)) else ""
 
 
 def above(group: Group, bound: float) -> Group:

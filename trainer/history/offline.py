@@ -83,7 +83,7 @@ class HistorySource(Source):
         told = described([ess(row_N) for row_N in chain.from_iterable(by_group)])
         if told:
             told["low"] = len(low) / len(pooled)
-        return batch.without(low, "low_ess"), {"row_ess": told}
+        return batch.without(low, Reason.LOW_ESS), {"row_ess": told}
 
     def observe(self, state: CheckpointState) -> None:
         """Tells steps done and steps of the whole history; the latter by the groups that are left, as if each

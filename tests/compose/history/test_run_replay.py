@@ -161,8 +161,8 @@ def test_a_replay_with_nothing_to_train_says_why_and_starts_no_trainer(
     assert (status, trained) == (1, [])
     assert told.lines[-1] == (
         "nothing to train: 3 calls of policy in 3 episodes, none of them in the loss, so no version is published. 100% "
-        "of groups `all_members_excluded`, 100% of their excluded members `below_bound`: no final reward reaches "
-        "[replay] bound: lower it, --set replay.bound=0.5"
+        "of groups `all_members_excluded`, 100% of their excluded members `below_bound`: Its final reward is below "
+        "[replay] bound, and the run trains by `filter`. Lower the bound: --set replay.bound=0.5"
     )
     assert not any((tmp_path / "again" / "weights").glob("*"))
 
@@ -176,7 +176,7 @@ def test_a_replay_whose_conversations_nobody_groups_says_so(
     select, feedback = SelectConfig(capture_all=True), SETTINGS.feedback
     status, told = replayed(tmp_path, {"mode": "filter"}, policy=policy, select=select, feedback=feedback)
     assert status == 1 and "3 calls of policy in 3 episodes" in told.lines[-1]
-    assert "captured conversations train with [select] train = true alone" in told.lines[-1]
+    assert "Set [select] train = true to train on captured conversations" in told.lines[-1]
 
 
 def test_a_replay_that_trained_says_what_next(

@@ -34,6 +34,8 @@ def test_a_group_that_was_given_back_is_accounted_for_once() -> None:
     log.append(name, b"policy", TRAINING_STEPS.encode(filled(log, last, "no_spread")), (), 0)
     report = audited(log)
     assert (report.missing, report.groups.terms) == ([], {"trained": 2, "excluded: no_spread": 1})
+    (reason,) = report.groups.reasons
+    assert reason.startswith("no_spread: Its rollouts earned equal rewards")
 
 
 def test_a_group_that_was_given_back_and_trained_all_the_same_is_named() -> None:

@@ -29,6 +29,7 @@ from tracegrad.consumers.page.episodes.transcript import call_transcripts
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.where import parse
+from tracegrad.schemas.reasons import reason_text
 from tracegrad.schemas.records.episodes import AppliedReward
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.training import ADVANTAGES, CallAdvantage, GroupAdvantages
@@ -71,7 +72,7 @@ def test_every_episode_of_a_run_is_shown(board: Board, episodes: list[dict[str, 
         if facts["step"] is not None:
             assert f"trained by step {facts['step']}" in text
         if facts["excluded"]:
-            assert f"left out: {facts['excluded']}" in text
+            assert f"left out: {reason_text(str(facts['excluded']))}" in text
 
 
 def test_an_episode_tells_what_was_read_written_and_why_it_is_worth_that(
@@ -142,7 +143,7 @@ def test_a_group_that_trained_nothing_says_why_at_its_head(board: Board, episode
     """As the list of groups does."""
     facts = next(facts for facts in episodes if facts["excluded"] == "given_up" and facts["step"] is None)
     head = draw(board, f"/group/{facts['group']}").split('class="sum"')[1].split("</p>")[0]
-    assert "left out: given_up" in head
+    assert "left out: given_up: No attempt of it came to an end" in head
 
 
 def test_the_list_leads_to_every_group(board: Board, episodes: list[dict[str, object]]) -> None:

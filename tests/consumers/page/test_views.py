@@ -214,8 +214,14 @@ async def test_why_groups_did_not_train_leads_to_them(board: Board, memory_log: 
     fold_topics(board, memory_log)
     async with browser(board) as client:
         html = (await client.get("/system")).text
-    assert '<a href="/groups?where=excluded%3Dstale">stale</a>' in html
+    assert '<a href="/groups?where=excluded%3Dstale">stale: It was sampled by too old a version</a>' in html
     assert "<td>&lt;odd&gt;</td>" in html and "odd" not in "".join(re.findall('href="([^"]*)"', html))
+
+
+def test_a_dead_letter_says_what_its_reason_means(board: Board) -> None:
+    """By stage."""
+    board.dead_letters["assemble", "late"] = 2
+    assert "late: It came for a rollout that has no open attempt any more" in draw(board, "/system")
 
 
 @pytest.mark.parametrize("path", ["//[", "//[/", "//evil.example/", "///", "/%ff", "/groups?q=%ff&where=[", "/?&&=&"])

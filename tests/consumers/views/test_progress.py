@@ -13,7 +13,7 @@ from tests.consumers.views.folding import fold_all, new_state
 from tests.streams.make import TOPICS
 from tests.versions import held_out
 from tracegrad.consumers.views.held_out import held_out_of
-from tracegrad.consumers.views.processes import ProcessRow, process_lines, process_rows
+from tracegrad.consumers.views.processes import ProcessRow, left_out_lines, process_lines, process_rows
 from tracegrad.consumers.views.progress import (
     RunProgress,
     duration,
@@ -132,6 +132,24 @@ def test_a_process_is_one_row_that_fits() -> None:
     assert dead.split() == ["llm", "waiting", "0", "s,", "2", "restarts", "killed\\nby", "SIGKILL"]
     assert alive.split() == ["trainer", "running", "8", "s", "12", "steps"]
     assert [len(row) for row in process_lines(state, 9_000, 30)] == [30, 30]
+
+
+def test_what_was_left_out_is_told_with_its_sentence() -> None:
+    """Over all processes, the commonest first; a word that nobody explains is shown as it is."""
+    state, name = new_state(), TOPICS.name(Topic.PROCESS_STATUS)
+    counted: dict[str, dict[str, float]] = {
+        "trainer": {"groups_excluded{reason=stale}": 2.0, "dead_letters{reason=of_mars}": 1.0},
+        "llm": {"dead_letters{reason=too_large}": 3.0, "calls": 4.0},
+        "tasks": {"dead_letters{reason=of_mars}": 1.0},
+    }
+    for offset, (process, counters) in enumerate(counted.items()):
+        value = PROCESS_STATUS.encode(ProcessReport(process=process, pid=7, since_ms=1, at_ms=2, counters=counters))
+        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=value), 0.0)
+    assert left_out_lines(state) == [
+        "2 groups excluded, stale: It was sampled by too old a version",
+        "3 dead letters, too_large: It is larger than its topic allows",
+        "2 dead letters, of_mars",
+    ]
 
 
 def row_of(*told: ProcessStatus, is_live: bool) -> ProcessRow:

@@ -11,6 +11,7 @@ from tests.consumers.audit.small_run import small_run
 from tests.streams.make import TOPICS
 from tracegrad.consumers.views.tail import as_json, as_text
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic
 
 
@@ -45,6 +46,15 @@ def test_of_what_a_record_was_made_is_shown() -> None:
     odd = msgspec.structs.replace(episode, headers=(("tracegrad.made_of", b"\xff"),))
     assert ", made of " not in as_text(Topic.EPISODES, odd)
     assert as_json(Topic.EPISODES, odd)["headers"] == {"tracegrad.made_of": "\ufffd"}
+
+
+def test_a_dead_letter_says_what_its_reason_means() -> None:
+    """Also one of a later release, as far as it can."""
+    record = Record(topic="t", partition=0, offset=5, key=None, value=b"")
+    for reason, told in (("late", "late: It came for a rollout that has no open attempt any more"), ("odd", "odd")):
+        letter = dead_letter_headers(record, stage="assemble", reason=reason, detail="d")
+        line = as_text(Topic.DEAD_LETTERS, msgspec.structs.replace(record, headers=letter))
+        assert f"assemble: {told}, from t/0@5: d" in line
 
 
 @pytest.mark.parametrize("topic", list(Topic))

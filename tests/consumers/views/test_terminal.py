@@ -145,8 +145,8 @@ def test_that_nothing_trains_is_said_once_whoever_knows_it_first() -> None:
     said += [event.text for event in lines.news(state, 0.0) if event.kind == "alarm"]
     assert said == [
         "alarm: nothing_trains (docs/watching.md): none of the last 6 closed groups can train: 100% of groups "
-        "`all_members_excluded`, 100% of their excluded members `no_calls`: the agent calls another endpoint, or none: "
-        "does its client use OPENAI_BASE_URL?"
+        "`all_members_excluded`, 100% of their excluded members `no_calls`: Its agent never called the policy. Let the "
+        "agent's client use OPENAI_BASE_URL, which names the LLM gateway"
     ]
 
 
