@@ -157,8 +157,8 @@ class Reason(StrEnum):
     """rollout: The strategy of [credit] raised an exception, or returned something else than it should. -> Read the
     group's `detail`, and fix the strategy."""
     BAD_RETURN = "bad_return"
-    """rollout: The return of one of its calls is not finite, or absurdly large. -> Check what the grader and the
-    rules of [air] pay."""
+    """rollout: The return of one of its calls is not finite, or absurdly large. -> Check what the grader
+    pays, and the rules of [air]."""
     BAD_WEIGHT = "bad_weight"
     """rollout: The weight of one of its calls is not finite, or absurdly large. -> Fix the strategy of [credit]."""
     BROKEN_PREFIX = "broken_prefix"
