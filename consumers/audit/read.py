@@ -22,7 +22,7 @@ from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
 from tracegrad.schemas.log.mac import KeyRing, Refusal, is_by_own_run, signer_of
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
-from tracegrad.schemas.otlp.salvage import decode_spans, spans_of
+from tracegrad.schemas.otlp.read import decode_spans, spans_of
 from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,

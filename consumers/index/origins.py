@@ -19,7 +19,7 @@ from tracegrad.schemas.ids import key_in
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, raw_positions
 from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
-from tracegrad.schemas.otlp.salvage import decode_spans, spans_of
+from tracegrad.schemas.otlp.read import decode_spans, spans_of
 from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.topics import Topic, Topics

@@ -21,7 +21,7 @@ from tracegrad.schemas.bounded import BoundedMap
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.otlp.salvage import decode_spans, service_of, spans_of
+from tracegrad.schemas.otlp.read import decode_spans, service_of, spans_of
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, Purpose, UpstreamCall
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.held_out import HeldOutPasses

@@ -30,7 +30,7 @@ from tracegrad.schemas.log.made_of import (
     raw_positions,
 )
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.otlp.salvage import decode_logs, decode_spans, service_of, spans_of
+from tracegrad.schemas.otlp.read import decode_logs, decode_spans, service_of, spans_of
 from tracegrad.schemas.reasons import reason_text
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,

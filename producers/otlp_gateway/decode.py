@@ -10,10 +10,9 @@ import zlib
 from collections.abc import Iterator
 
 from tracegrad.schemas.errors import RecordError, RequestError
+from tracegrad.schemas.otlp.read_json import read_json
 from tracegrad.schemas.otlp.salvage import SalvagedRequest, salvage
 from tracegrad.schemas.otlp.signal import Signal
-
-from .read_json import read_json
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"

@@ -1,8 +1,8 @@
 """What can still be read of an OTLP request that does not parse: one text that is no UTF-8, which exporters in C++ and
 PHP send, must not cost the other spans.
 
-In: the bytes of a request of spans or log records, the values of `otlp_spans` and `otlp_logs`, of our gateway's or any
-Collector's. Out: a request of every item that parses, and what was left out; its spans, and who emitted them.
+In: the bytes of a request of spans or log records in protobuf. Out: a request of every item that parses, and what was
+left out.
 Invariants: an item is taken whole or not at all; a request that parses is the one that protobuf reads; the work is a
 few passes over the bytes, and a bounded number of fields.
 Failure: UndecodableError (`undecodable`): lengths do not chain up, so where the next item begins is not known.
@@ -17,14 +17,10 @@ from typing import Any, NamedTuple
 
 from google.protobuf.internal.decoder import _DecodeVarint  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from ..attributes import SERVICE_NAME
 from ..errors import RecordError, UndecodableError
 from ..reasons import Reason
-from .signal import LOGS, TRACES, Signal, is_json, items_of, parsed
+from .signal import Signal, is_json, parsed
 
 MAX_LOST = 1_000
 """Beyond it a request is not damaged but none."""
@@ -123,26 +119,3 @@ def _fields(data: bytes, num_fields: Iterator[int]) -> Iterator[tuple[int, int, 
 
 def _refusal(what: str) -> UndecodableError:
     return UndecodableError(f"expected an OTLP request of {what}", reason=Reason.UNDECODABLE)
-
-
-def decode_spans(value: bytes | None) -> ExportTraceServiceRequest:
-    """Raises UndecodableError."""
-    request: ExportTraceServiceRequest = salvage(TRACES, value).request
-    return request
-
-
-def decode_logs(value: bytes | None) -> ExportLogsServiceRequest:
-    """Raises UndecodableError."""
-    request: ExportLogsServiceRequest = salvage(LOGS, value).request
-    return request
-
-
-def spans_of(request: ExportTraceServiceRequest) -> Iterator[tuple[ResourceSpans, ScopeSpans, Span]]:
-    """Every span with what wraps it."""
-    return items_of(TRACES, request)
-
-
-def service_of(resource_spans: ResourceSpans) -> str:
-    """Who emitted these spans; empty when they do not say."""
-    pairs = resource_spans.resource.attributes
-    return next((pair.value.string_value for pair in pairs if pair.key == SERVICE_NAME), "")

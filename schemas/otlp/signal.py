@@ -52,9 +52,7 @@ def parsed(signal: Signal, data: bytes) -> Any:
     request = signal.request()
     if is_json(data):
         raise UndecodableError(
-            f"expected {type(request).__name__} bytes, got OTLP as JSON; have whoever writes the topic send protobuf "
-            "(a Collector's Kafka exporter: `encoding: otlp_proto`), or send the JSON to the OTLP gateway, which takes "
-            "both",
+            f"expected {type(request).__name__} bytes, got OTLP as JSON; send it as content type application/json",
             reason=Reason.UNDECODABLE,
         )
     try:

@@ -30,7 +30,8 @@ from tracegrad.schemas.ids import (
 )
 from tracegrad.schemas.log.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, OF_EVALUATORS, Metrics
-from tracegrad.schemas.otlp.salvage import damaged, salvage
+from tracegrad.schemas.otlp.read import read_request
+from tracegrad.schemas.otlp.salvage import damaged
 from tracegrad.schemas.otlp.signal import Signal
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
 from tracegrad.schemas.reasons import Reason
@@ -98,7 +99,7 @@ class Scan:
         self._signer = signer
         self._runs = runs
         self._metrics = metrics
-        self._request, lost = salvage(signal, value)
+        self._request, lost = read_request(signal, value)
         self.damage = damaged(lost)
         """Some of the request cannot be read, and is neither facts nor refused."""
 

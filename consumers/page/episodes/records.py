@@ -18,7 +18,7 @@ from tracegrad.schemas.errors import RecordError, RequestError
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, Positions, made_of, parse_place
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.log.where import Term
-from tracegrad.schemas.otlp.salvage import decode_spans, spans_of
+from tracegrad.schemas.otlp.read import decode_spans, spans_of
 from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import REWARDS, Reward, piece_id

@@ -14,7 +14,7 @@ from tracegrad.schemas.attributes import (
     GEN_AI_TOOL_NAME,
 )
 from tracegrad.schemas.ids import canonical_call
-from tracegrad.schemas.otlp.salvage import service_of
+from tracegrad.schemas.otlp.read import service_of
 from tracegrad.schemas.otlp.values import plain
 
 _MAX_ROWS = 400

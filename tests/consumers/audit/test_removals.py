@@ -14,7 +14,7 @@ from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.otlp.salvage import decode_spans, spans_of
+from tracegrad.schemas.otlp.read import decode_spans, spans_of
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES
 from tracegrad.schemas.records.facts import (

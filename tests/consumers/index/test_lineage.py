@@ -28,7 +28,7 @@ from tracegrad.consumers.index.subject import Kind, Subject, taken_for
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import new_call
 from tracegrad.schemas.log.made_of import GroupMadeOf, made_of, made_of_header
-from tracegrad.schemas.otlp.salvage import decode_spans, spans_of
+from tracegrad.schemas.otlp.read import decode_spans, spans_of
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.transitions import group_id_of
 from tracegrad.schemas.records.weights import WEIGHTS

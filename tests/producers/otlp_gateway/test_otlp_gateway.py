@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import random
 import time
 import tracemalloc
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from google.protobuf.json_format import Parse  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -27,11 +27,9 @@ from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.decode import decode_body
 from tracegrad.producers.otlp_gateway.receive import weigh_protobuf
-from tracegrad.producers.otlp_gateway.split import split
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.otlp.signal import TRACES
 from tracegrad.schemas.reasons import row_of
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -223,6 +221,7 @@ async def test_claims_that_differ_from_the_path_are_quarantined(log: MemoryLog) 
     ("body", "headers", "settings", "status"),
     [
         pytest.param(b"\xff\xff\xff", {}, {}, 400, id="not protobuf"),
+        pytest.param(b'{"resourceSpans": []}', {}, {}, 400, id="JSON as protobuf"),
         pytest.param(b"[1]", {"content-type": "application/json"}, {}, 400, id="not an object"),
         pytest.param(b'{"resourceSpans": [3]}', {"content-type": "application/json"}, {}, 400, id="not spans"),
         pytest.param(b"[" * 100_000, {"content-type": "application/json"}, {}, 400, id="nested too deep"),
@@ -302,12 +301,20 @@ async def test_spans_without_valid_ids_are_rejected(log: MemoryLog) -> None:
     assert span_ids(values(log)) == [(TRACE.hex(), 2)]
 
 
-async def test_a_damaged_span_costs_its_request_nothing_else(log: MemoryLog) -> None:
-    """One invalid byte in a text, which protobuf refuses the whole request for: a dead letter by reference, of which
-    the exporter is told the reason, what it means and what to do."""
+@pytest.mark.parametrize("form", ["protobuf", "json"])
+async def test_a_damaged_span_costs_its_request_nothing_else(log: MemoryLog, form: str) -> None:
+    """One invalid byte in a text, for which protobuf refuses the whole request, or a name that is a number: a dead
+    letter by reference, of which the exporter is told the reason, what it means and what to do."""
     body = request_of([(TRACE, 1), (TRACE, 2)], payload="\u00e9").SerializeToString()
-    answer = await post(log, body.replace(b"\xc3\xa9", b"\xc3\x28", 1))
-    told = ExportTraceServiceResponse.FromString(answer.content).partial_success
+    body = body.replace(b"\xc3\xa9", b"\xc3\x28", 1)
+    if form == "json":
+        spans = [
+            {"traceId": TRACE.hex(), "spanId": f"{number:016x}", "name": name} for number, name in ((1, 7), (2, ""))
+        ]
+        body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
+    answer = await post(log, body, headers={"content-type": f"application/{form}".replace("/p", "/x-p")})
+    told = Parse(answer.text, ExportTraceServiceResponse()) if form == "json" else None
+    told = (told or ExportTraceServiceResponse.FromString(answer.content)).partial_success
     words = f"damaged: {row_of('damaged').sentence} {row_of('damaged').remedy}"
     assert (answer.status_code, told.rejected_spans, words in told.error_message) == (200, 1, True)
     assert span_ids(values(log)) == [(TRACE.hex(), 2)]
@@ -324,24 +331,6 @@ async def test_a_request_of_bad_spans_alone_is_no_flood_of_dead_letters(log: Mem
     packed = gzip.compress(request.SerializeToString())
     answer = await post(log, packed, headers={"content-encoding": "gzip"})
     assert (answer.status_code, len(log.records(DEAD))) == (400, 0)
-
-
-def test_split_keeps_every_span_within_the_target() -> None:
-    """Random requests over several resources: each span once, pieces within the target unless one span exceeds it."""
-    random_ = random.Random(0)
-    for _ in range(50):
-        request = ExportTraceServiceRequest()
-        expected = []
-        for number in range(random_.randrange(1, 40)):
-            trace = random_.choice([TRACE, OTHER_TRACE])
-            expected.append((trace.hex(), number))
-            part = request_of([(trace, number)], payload="p" * random_.randrange(300))
-            request.resource_spans.extend(part.resource_spans)
-        pieces, _ = split(TRACES, request, target_bytes=600, item_limit_bytes=10_000)
-        assert span_ids(piece.value() for piece in pieces) == sorted(expected)
-        assert all(len(piece.value()) <= 600 or piece.num_items == 1 for piece in pieces)
-        assert all(len(piece.value()) <= piece.num_bytes for piece in pieces)
-        assert {piece.trace_id for piece in pieces} == {trace for trace, _ in expected}
 
 
 def test_other_than_loopback_needs_a_token() -> None:

@@ -14,7 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tracegrad.schemas.errors import UndecodableError
 from tracegrad.schemas.otlp import salvage as salvage_module
-from tracegrad.schemas.otlp.salvage import SalvagedRequest, salvage, service_of
+from tracegrad.schemas.otlp.read import service_of
+from tracegrad.schemas.otlp.salvage import SalvagedRequest, salvage
 from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal, items_of
 
 NUM_RESOURCES, NUM_SCOPES, NUM_SPANS = 2, 2, 3

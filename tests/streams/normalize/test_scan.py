@@ -9,7 +9,18 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.streams.make import RUN_HASH, TOPICS, config, otlp, pairs, rollout, signed_by, span
+from tests.streams.make import (
+    RUN_HASH,
+    TOPICS,
+    agent_span,
+    config,
+    otlp,
+    otlp_json,
+    pairs,
+    rollout,
+    signed_by,
+    span,
+)
 from tests.streams.normalize.test_normalize import CAPTURED, FOREIGN, OWN, R1, facts, fold, reason
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.credentials import feedback_holder
@@ -105,9 +116,42 @@ def test_attributes_that_an_sdk_left_out_are_counted() -> None:
     assert normalize.metrics.value(ATTRIBUTES_DROPPED, "spans") == 72
 
 
-@pytest.mark.parametrize("value", [b'{"resourceSpans": []}', b' {\n"resource_spans":[{"scope_spans":[]}]}'])
-def test_a_request_in_json_names_its_encoding_and_the_remedy(value: bytes) -> None:
+@pytest.mark.parametrize("topic", [Topic.OTLP_SPANS, Topic.OTLP_LOGS])
+def test_a_request_in_json_gives_the_facts_of_the_same_in_protobuf(topic: Topic) -> None:
     """A Collector's Kafka exporter writes it when it is told `otlp_json`."""
+    request: Any = ExportTraceServiceRequest.FromString(otlp(*(agent_span(CAPTURED, number, "a") for number in (1, 2))))
+    if topic is Topic.OTLP_LOGS:
+        request = ExportLogsServiceRequest()
+        records = request.resource_logs.add().scope_logs.add().log_records
+        for number in (1, 2):
+            record = records.add(trace_id=bytes.fromhex(CAPTURED), span_id=bytes([number]) * 8)
+            record.event_name = "gen_ai.user.message"
+            record.attributes.extend(pairs({"gen_ai.agent.name": "planner"}))
+    in_protobuf, in_json = (
+        fold(Normalize(config(), TOPICS), topic, value).outputs
+        for value in (request.SerializeToString(), otlp_json(request))
+    )
+    assert in_json == in_protobuf and len(facts(in_json[0]).facts) == 2
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value"),
+    [
+        ("jaeger_proto", b"\x0a\x10" + b"\xab" * 16 + b"\x12\x08" + b"\x01" * 8 + b"\x1a\x04work"),
+        ("jaeger_json", b'{"traceId":"qw==","spanId":"AQ==","operationName":"work","references":[]}'),
+        ("zipkin_proto", b"\x0a\x24\x0a\x10" + b"\xab" * 16 + b"\x1a\x08" + b"\x01" * 8 + b"\x2a\x04work"),
+        ("zipkin_json", b'[{"traceId":"abab","id":"0101","name":"work","localEndpoint":{"serviceName":"s"}}]'),
+    ],
+)
+def test_another_encoding_of_spans_is_a_dead_letter_that_names_it_and_the_remedy(encoding: str, value: bytes) -> None:
+    """Jaeger's begins as a request of no spans does, and would be none without a word."""
     (output,) = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value).outputs
-    detail = dead_letter_fields(output.headers)["detail"]
-    assert "OTLP as JSON" in detail and "encoding: otlp_proto" in detail
+    letter = dead_letter_fields(output.headers)
+    assert letter["reason"] == "undecodable"
+    assert f"got {encoding}" in letter["detail"] and "encoding: otlp_proto" in letter["detail"]
+
+
+@pytest.mark.parametrize("value", [b"", b'{"resourceSpans": []}', b' {\n"resource_spans":[{"scope_spans":[]}]}'])
+def test_a_request_of_nothing_is_none_in_any_encoding(value: bytes) -> None:
+    """And no dead letter."""
+    assert fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value).outputs == ()

@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.memory_log import MemoryLog
-from tests.producers.otlp_gateway.bodies import TRACE, span_ids
-from tests.producers.otlp_gateway.test_otlp_gateway import DEAD, client_of, log, values
-from tracegrad.producers.otlp_gateway.read_json import read_json
+from tests.producers.otlp_gateway.bodies import TRACE
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.otlp.read_json import read_json
 from tracegrad.schemas.otlp.salvage import MAX_LOST
 from tracegrad.schemas.otlp.signal import LOGS, TRACES, items_of
-
-__all__ = ["log"]
 
 
 def said(number: int) -> dict[str, Any]:
@@ -105,17 +101,3 @@ def test_a_body_of_nothing_else_is_refused() -> None:
     spans_in(made)[:] = [said(1), *[7] * (MAX_LOST + 1)]
     with pytest.raises(RecordError, match="more than 1000"):
         read_json(TRACES, json.dumps(made).encode())
-
-
-async def test_who_sent_it_hears_of_it(log: MemoryLog) -> None:
-    """Partial success; a dead letter by reference for each."""
-    made = body()
-    spans_in(made)[0]["name"] = 7
-    async with client_of(log) as client:
-        headers = {"content-type": "application/json"}
-        answer = await client.post("/v1/traces", content=json.dumps(made), headers=headers)
-    assert answer.status_code == 200
-    assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
-    assert [number for _, number in span_ids(values(log))] == [2, 3]
-    [letter] = log.records(DEAD)
-    assert dict(letter.headers)["tracegrad.reason"] == b"damaged"

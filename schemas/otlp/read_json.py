@@ -2,7 +2,7 @@
 
 In: a body. Out: a request of every item that can be read, and what could not, by reference. Invariant: unknown fields
 are ignored, at every level; an item is taken whole or not at all; of a resource the attributes that can be read are
-kept. Failure: RecordError, it is no JSON object, or nothing of it can be read, or more than a thousand parts cannot.
+kept. Failure: UndecodableError: it is no JSON object, nothing of it can be read, or more than a thousand parts cannot.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import msgspec
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.otlp.salvage import MAX_LOST, LostPart, SalvagedRequest
-from tracegrad.schemas.otlp.signal import Signal
-from tracegrad.schemas.text import decode_json
+from ..errors import UndecodableError
+from ..reasons import Reason
+from ..text import decode_json
+from .salvage import MAX_LOST, LostPart, SalvagedRequest
+from .signal import Signal
 
 _ERRORS = (ValueError, TypeError, AttributeError, RecursionError, json_format.Error)
 """What protobuf raises for JSON that is another thing than the message."""
@@ -27,7 +28,7 @@ _IDS = ("trace_id", "span_id", "parent_span_id")
 
 
 def read_json(signal: Signal, data: bytes) -> SalvagedRequest:
-    """Raises RecordError."""
+    """Raises UndecodableError."""
     try:
         # JavaScript cuts text between the halves of a pair, and a batch is not lost by it.
         body = msgspec.convert(decode_json(data), dict[str, Any])
@@ -36,8 +37,9 @@ def read_json(signal: Signal, data: bytes) -> SalvagedRequest:
     return _JsonReader(signal).request_of(body)
 
 
-def _refusal(error: Exception) -> RecordError:
-    return RecordError(f"expected OTLP JSON, got {type(error).__name__}: {str(error)[:200]}")
+def _refusal(error: Exception) -> UndecodableError:
+    what = f"expected OTLP JSON, got {type(error).__name__}: {str(error)[:200]}"
+    return UndecodableError(what, reason=Reason.UNDECODABLE)
 
 
 class _JsonReader:
@@ -112,7 +114,8 @@ class _JsonReader:
     def _lose(self, said: object) -> None:
         self._lost.append(LostPart.of(json.dumps(said).encode()))
         if len(self._lost) > MAX_LOST:
-            raise RecordError(f"expected OTLP JSON, got more than {MAX_LOST} parts that are none")
+            what = f"expected OTLP JSON, got more than {MAX_LOST} parts that are none"
+            raise UndecodableError(what, reason=Reason.UNDECODABLE)
 
 
 def _names(message: Message, field: str) -> tuple[str, str]:
