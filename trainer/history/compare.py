@@ -68,20 +68,11 @@ def supervised(algorithm: AlgorithmConfig) -> AlgorithmConfig:
 
 
 def require_recipe(history: History, recipe: Recipe) -> None:
-    """Raises ConfigurationError where a mode cannot train by the recipe, or not on such tokens."""
-    if history.mode != "filter" and not history.has_logprobs:
-        raise ConfigurationError(
-            f"mode {history.mode!r}: expected the sampler's logprobs of each trained token, got a history without some "
-            "(of another engine, say): its ratio pi / mu is not known; only mode 'filter' trains without"
-        )
-    if history.mode != "filter":
-        return
+    """Raises ConfigurationError where a mode cannot train by the recipe."""
     is_likelihood = (recipe.outcome, recipe.baseline, recipe.surrogate) == ("one", "none", "reinforce")
-    reads_mu = recipe.correction != "none" or (recipe.beta > 0 and recipe.kl_to == "sampler")
-    if not is_likelihood or (reads_mu and not history.has_logprobs):
+    if history.mode == "filter" and not is_likelihood:
         raise ConfigurationError(
-            "mode 'filter': expected the likelihood of what was sampled ([algorithm] recipe = \"sft\", without a "
-            f"correction or a KL to the sampler), got outcome {recipe.outcome!r}, baseline {recipe.baseline!r}, "
-            f"surrogate {recipe.surrogate!r}, correction {recipe.correction!r}, kl_to {recipe.kl_to!r}: of good "
-            "episodes alone there is nothing to compare"
+            "mode 'filter': expected the likelihood of what was sampled ([algorithm] recipe = \"sft\"), got outcome "
+            f"{recipe.outcome!r}, baseline {recipe.baseline!r}, surrogate {recipe.surrogate!r}: of good episodes alone "
+            "there is nothing to compare"
         )

@@ -40,7 +40,4 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     record: str = ""
     """For `same`: a file with the values of the source's `weights` and `training_steps`, one a line, each topic in its
     order; `record.py` reads it."""
-    has_logprobs: bool = True
-    """Whether the sampler's logprobs are known of every trained token. Where they are not (they then stand as 0.0)
-    `filter` alone can train, and no figure is told that is made of them."""
     config: ReplayConfig = ReplayConfig()

@@ -20,7 +20,7 @@ On failure: LogGapError where the history is shorter than was told. Tensor suffi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -41,9 +41,6 @@ from ..learner import Learner
 from ..source import BatchReader, Source
 from ..store.checkpoint import CheckpointState, Progress
 from .config import History
-
-_UNKNOWN: Mapping[str, Any] = {"ratio_mean": 1.0, "ess": 1.0, "kl_sampler": 0.0, "entropy": None, "entropy_by_turn": {}}
-"""Figures that are made of the sampler's logprobs, as they are told without any."""
 
 
 @dataclass
@@ -74,7 +71,7 @@ class HistorySource(Source):
             kept = {group.summary.group_id: above(group, self.history.config.bound) for group in batch.groups}
             batch = batch.without([id_ for id_, group in kept.items() if not group.rows], Reason.BELOW_BOUND)
             batch = replace(batch, groups=tuple(kept[id_] for id_ in batch.group_ids))
-            return batch, {} if self.history.has_logprobs else dict(_UNKNOWN)
+            return batch, {}
         by_group = self._log_weights(batch)
         pooled = [ess(np.concatenate([np.zeros(0), *rows])) for rows in by_group]
         low = [

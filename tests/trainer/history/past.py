@@ -105,7 +105,6 @@ def replay_of(
     *,
     mode: Any = "same",
     without: Sequence[str] = (),
-    has_logprobs: bool = True,
     rules: ReplayConfig | None = None,
     **changes: Any,
 ) -> tuple[MemoryLog, Settings]:
@@ -121,7 +120,6 @@ def replay_of(
         run=RUN,
         end_offset=len(kept),
         record=write_record(source, work_dir / "record.jsonl") if mode == "same" else "",
-        has_logprobs=has_logprobs,
         config=rules or ReplayConfig(),
     )
     return log_of(kept), (config, algorithm, alarms, replace(handles, history=history))

@@ -49,39 +49,29 @@ def test_what_changes_bits_alone_is_told_apart() -> None:
     assert changed_machine(SOURCE, own) == ["[trainer] threads 1 -> 2", "[trainer] micro_batch_tokens 0 -> 512"]
 
 
-def history(mode: Any, *, has_logprobs: bool = True) -> History:
+def history(mode: Any) -> History:
     """Of nothing."""
-    return History(mode=mode, run=RUN, end_offset=0, has_logprobs=has_logprobs)
+    return History(mode=mode, run=RUN, end_offset=0)
 
 
 @pytest.mark.parametrize("mode", ["same", "offline"])
 @pytest.mark.parametrize("recipe", ["rloo_clip", "sft"])
-def test_without_logprobs_only_filter_trains(mode: str, recipe: str) -> None:
-    """A ratio to an unknown sampler is no number, and neither is an effective sample size."""
+def test_other_modes_take_any_recipe(mode: str, recipe: str) -> None:
+    """`same` and `offline` compare as the source did, or as the settings say."""
     require_recipe(history(mode), RECIPES[recipe].recipe)
-    with pytest.raises(ConfigurationError, match="only mode 'filter' trains without"):
-        require_recipe(history(mode, has_logprobs=False), RECIPES[recipe].recipe)
 
 
-def test_filter_takes_the_likelihood_with_whatever_needs_no_sampler() -> None:
-    """Aggregation, a KL to the start model, several passes."""
-    for recipe in (RECIPES["sft"].recipe, Recipe(outcome="one", baseline="none", surrogate="reinforce", beta=0.1)):
-        require_recipe(history("filter", has_logprobs=False), recipe)
-
-
-def test_filter_without_logprobs_takes_no_kl_to_the_sampler() -> None:
-    """With them it does."""
-    recipe = Recipe(outcome="one", baseline="none", surrogate="reinforce", beta=0.1, kl_to="sampler", kl="k2")
-    require_recipe(history("filter"), recipe)
-    with pytest.raises(ConfigurationError, match="KL to the sampler"):
-        require_recipe(history("filter", has_logprobs=False), recipe)
+@pytest.mark.parametrize("more", [{}, {"kl_to": "sampler", "kl": "k2"}])
+def test_filter_takes_the_likelihood_with_what_does_not_compare(more: dict[str, Any]) -> None:
+    """A KL, to the start model or to the sampler."""
+    require_recipe(history("filter"), Recipe(outcome="one", baseline="none", surrogate="reinforce", beta=0.1, **more))
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_any_settings_become_those_of_the_likelihood(name: str) -> None:
     """What says how a return is compared is dropped, the form of rows and the number of passes are kept."""
     made = supervised(AlgorithmConfig(recipe=name, rows="transitions", passes=2, low=None))
-    require_recipe(history("filter", has_logprobs=False), made.resolve())
+    require_recipe(history("filter"), made.resolve())
     assert (made.resolve().rows, made.resolve().passes) == ("transitions", 2)
     assert supervised(made) == made
 

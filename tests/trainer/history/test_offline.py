@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,22 +173,6 @@ def test_the_filters_bound_is_a_key(untied: Path, tmp_path: Path) -> None:
     values = [scored(0, [1.0, 0.0]), scored(1, [0.0, 0.5])]
     step = first_step(*history_of(values, untied, tmp_path, mode="filter", recipe="sft", bound=0.5))
     assert len(step.group_ids) == 2
-
-
-def test_without_logprobs_nothing_is_told_of_them(untied: Path, tmp_path: Path) -> None:
-    """They stand as 0.0: weights are those of a history that has them, and the figures made of them are neutral."""
-    known, settings = history_of([scored(0, [1.0, 1.0])], untied, tmp_path / "known", mode="filter", recipe="sft")
-    train(known, settings)
-    told, rows = decode_group(scored(0, [1.0, 1.0]))
-    bare = encode_group(told, [replace(row, logprobs=np.zeros_like(row.logprobs)) for row in rows])
-    log, settings = history_of([bare], untied, tmp_path / "bare", mode="filter", recipe="sft")
-    handles = settings[3]
-    assert handles.history is not None
-    handles = replace(handles, history=replace(handles.history, has_logprobs=False))
-    train(log, (*settings[:3], handles))
-    (step,) = steps_of(log)
-    assert (step.ess, step.ratio_mean, step.kl_sampler, step.entropy, step.alarms) == (1.0, 1.0, 0.0, None, ())
-    assert is_same(content(log), content(known))
 
 
 @given(rewards=st.lists(st.none() | st.floats(-2, 2), min_size=1, max_size=6), bound=st.floats(-2, 2))
