@@ -16,9 +16,9 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
 from tracegrad.schemas.records.weights import WeightFile
+from tracegrad.schemas.retry import retry
 
 from ..rating_drop import VersionRatings
 from .durable import describe_files, remove_half_written, whole_folder
@@ -107,7 +108,7 @@ class Checkpoints:
     """The checkpoints of one run and policy under a folder."""
 
     def __init__(self, folder: Path, *, keep: int, retry_s: float = 1.0) -> None:
-        """`retry_s`: the pause before one that cannot be read is read again."""
+        """`retry_s`: the first pause before one that cannot be read is read again; each doubles."""
         self._folder = folder
         self._keep = keep
         self._retry_s = retry_s
@@ -140,7 +141,8 @@ class Checkpoints:
         failures: dict[Path, Exception] = {}
         for path in reversed(self._ordered()):
             try:
-                loaded = self._load_patiently(path)
+                read, doing = partial(_load, path), f"reading checkpoint {path.name}"
+                loaded = retry(read, doing=doing, on=OSError, max_tries=_TRIES, first_s=self._retry_s, quiet_s=0.0)
             except (OSError, ValueError, KeyError, msgspec.MsgspecError, SafetensorError) as error:
                 failures[path] = error
                 _log.warning("checkpoint %s cannot be read: %s", path.name, str(error)[:300])
@@ -155,17 +157,6 @@ class Checkpoints:
         raise ConfigurationError(
             f"expected a whole checkpoint under {self._folder}, got {told}: restore the folder, or start a new run"
         )
-
-    def _load_patiently(self, path: Path) -> tuple[Progress, dict[str, Tensor]]:
-        for left in reversed(range(_TRIES)):
-            try:
-                return _load(path)
-            except OSError as error:
-                if not left:
-                    raise
-                _log.warning("checkpoint %s is read again: %s", path.name, str(error)[:300])
-                time.sleep(self._retry_s)
-        raise AssertionError("the last try returns or raises")
 
     def _ordered(self) -> list[Path]:
         """Complete folders and those set aside, oldest first."""
