@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.consumers.history.selection import chosen
-from tracegrad.schemas.errors import ConfigurationError, RecordError
-from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, place_of
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.episodes import EPISODES, Episode
@@ -32,11 +32,7 @@ def episodes_of(source: Wiring, begin_ms: int | None = None, end_ms: int | None 
         made = made_of(record.headers, MadeOf)
         if made is not None and (made.id not in counts or counts[made.id][0] < made.revision):
             counts[made.id] = made.revision, record.position
-    for record in read_to_end(log, topic):
-        try:
-            episode = EPISODES.decode(record.value)
-        except RecordError:
-            continue
+    for record, episode in decoded(read_to_end(log, topic), {topic: EPISODES}):
         _, place = counts.get(episode.episode_id, (0, record.position))
         if place == record.position and (wanted is None or episode.episode_id in wanted):
             yield episode

@@ -30,9 +30,9 @@ import msgspec
 from tracegrad.producers.runner.children import Launcher
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.producers.runner.grading import Grader
-from tracegrad.schemas.errors import ConfigurationError, RecordError
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.episodes import Episode
@@ -122,11 +122,7 @@ class RecordedTasks:
 
     def read(self, log: Log, topic: str) -> RecordedTasks:
         """All that there are now; of several requests of a rollout the first. Blocks. Raises UnavailableError."""
-        for record in read_to_end(log, topic):
-            try:
-                asked = ROLLOUTS.decode(record.value)
-            except RecordError:
-                continue
+        for _, asked in decoded(read_to_end(log, topic), {topic: ROLLOUTS}):
             task = msgspec.json.encode(_Task(asked.task_id, asked.input, asked.expected))
             self._of.setdefault(asked.rollout_id, self._tasks.setdefault(task, task))
         return self
@@ -187,14 +183,11 @@ class Regrader:
         try:
             self._loop.run(self._grader.begin())
         except BaseException:  # Ctrl-C too, in the user's imports: `__exit__` is called behind the block alone
-            self._close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
         self._loop.run(self._grader.close())
         self._loop.close()
         self._launcher.close()

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from tracegrad.schemas.alarms import untrained_text
-from tracegrad.schemas.errors import ConfigurationError, RecordError
-from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, why_excluded
@@ -69,11 +69,8 @@ def why_nothing_trains(into: Wiring) -> str:
 def _recorded(into: Wiring, policy: str) -> tuple[int, int, Counter[str]]:
     """Calls of the policy, the episodes, and why these are in no group, if they are not; none of what is held out."""
     num_calls, num_episodes, reasons = 0, 0, Counter[str]()
-    for record in read_to_end(into.log(), into.topics.name(Topic.EPISODES)):
-        try:
-            episode = EPISODES.decode(record.value)
-        except RecordError:
-            continue
+    topic = into.topics.name(Topic.EPISODES)
+    for _, episode in decoded(read_to_end(into.log(), topic), {topic: EPISODES}):
         if episode.purpose is Purpose.VALIDATION:
             continue
         num_episodes += 1

@@ -214,14 +214,16 @@ async def in_thread(steps: Generator[T, None, None]) -> AsyncGenerator[T, None]:
 
 
 def decoded(
-    records: Iterable[Record], codecs: Mapping[str, Codec[Any]], refusals: Refusals
+    records: Iterable[Record], codecs: Mapping[str, Codec[Any]], refusals: Refusals | None = None
 ) -> Iterator[tuple[Record, Any]]:
-    """(record, what it says) in order; those that cannot be decoded are handed to `refusals` and left out."""
+    """(record, what it says) in order; those that cannot be decoded are handed to `refusals`, if any, and left out."""
     for record in records:
         try:
             value = codecs[record.topic].decode(record.value)
         except RecordError as error:
-            refusals.refuse(record, error)
+            if refusals is not None:
+                refusals.refuse(record, error)
         else:
-            refusals.accept(record)
+            if refusals is not None:
+                refusals.accept(record)
             yield record, value
