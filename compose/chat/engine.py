@@ -7,7 +7,6 @@ Failure: ConfigurationError or UnavailableError, in the words that `up` has for 
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
 import tempfile
@@ -25,7 +24,7 @@ from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 
 from ..die_with_parent import guarded
 from ..engine.failed_start import explain, read_failed_start
-from ..engine.server import check_start, engine_argv, engine_environment
+from ..engine.server import engine_command
 from ..loopback import LOOPBACK, answers, free_port
 from ..run.report import read_results, version_folders
 from ..run.wiring import Wiring
@@ -86,7 +85,6 @@ class ChatEngine:
         self._work.cleanup()
 
     def _start(self) -> None:
-        config = self._wiring.settings.engine
         handles = msgspec.structs.replace(
             self._wiring.engine(),
             model=self._folder,
@@ -94,10 +92,7 @@ class ChatEngine:
             port=int(self.url.rpartition(":")[2]),
             token=self.token,
         )
-        needs_tools, template = handles.needs_tools, handles.chat_template
-        is_cpu = check_start(config, model=self._folder, needs_tools=needs_tools, chat_template=template)
-        argv = engine_argv(config, handles, is_cpu=is_cpu)
-        env = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
+        argv, env = engine_command(self._wiring.settings.engine, handles)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 guarded(argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True

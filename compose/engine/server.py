@@ -176,16 +176,21 @@ def check_start(config: EngineConfig, *, model: str, needs_tools: bool, chat_tem
     return is_cpu
 
 
+def engine_command(config: EngineConfig, handles: EngineHandles) -> tuple[list[str], dict[str, str]]:
+    """The engine's argv and environment, once `check_start` has passed. Raises ConfigurationError."""
+    template = handles.chat_template
+    is_cpu = check_start(config, model=handles.model, needs_tools=handles.needs_tools, chat_template=template)
+    environment = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
+    return engine_argv(config, handles, is_cpu=is_cpu), environment
+
+
 def serve(config: EngineConfig, handles: EngineHandles) -> NoReturn:
     """Checks, then turns this process into the engine (`tracegrad serve engine`): pid and death signal stay.
 
     Raises:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
-    template = handles.chat_template
-    is_cpu = check_start(config, model=handles.model, needs_tools=handles.needs_tools, chat_template=template)
-    argv = engine_argv(config, handles, is_cpu=is_cpu)
-    environment = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
+    argv, environment = engine_command(config, handles)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
