@@ -60,6 +60,17 @@ _WHOLE_EVERY_S = 300.0
 """What an episode that a deadline cuts may lose at its beginning."""
 
 
+class PolicyRequest(NamedTuple):
+    """A request that the policy answers, by one call or by several side by side."""
+
+    session: Session
+    caller: Caller
+    request: ChatRequest
+    live: LiveAnswer
+    """Where a streamed answer is told while it is sampled."""
+    is_recorded: bool
+
+
 class _Sample(NamedTuple):
     """A sample, and what it came from."""
 
@@ -88,20 +99,12 @@ class CallServer:
         """What renders and parses now."""
         return self.local or self._engine
 
-    async def serve(
-        self,
-        session: Session,
-        caller: Caller,
-        request: ChatRequest,
-        ids: Sequence[CallId],
-        live: LiveAnswer,
-        is_recorded: bool = True,
-    ) -> ServedCall:
+    async def serve(self, asked: PolicyRequest, ids: Sequence[CallId]) -> ServedCall:
         """As many answers as there are ids, side by side; the first failure is that of all. What `live` has told of a
         streamed one is not among its events."""
         if len(ids) == 1:
-            return await self._serve(session, caller, request, ids[0], is_recorded, live, is_told=request.is_stream)
-        calls = [asyncio.create_task(self._serve(session, caller, request, id_, is_recorded, live)) for id_ in ids]
+            return await self._serve(asked, ids[0], is_told=asked.request.is_stream)
+        calls = [asyncio.create_task(self._serve(asked, id_)) for id_ in ids]
         try:
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             for call in calls:
@@ -113,41 +116,26 @@ class CallServer:
             await asyncio.wait(calls)
         return merged([call.result() for call in calls])
 
-    async def _serve(
-        self,
-        session: Session,
-        caller: Caller,
-        request: ChatRequest,
-        call_id: CallId,
-        is_recorded: bool,
-        live: LiveAnswer,
-        is_told: bool = False,
-    ) -> ServedCall:
+    async def _serve(self, asked: PolicyRequest, call_id: CallId, *, is_told: bool = False) -> ServedCall:
         """Samples and records one answer; one that is not to be recorded is forgotten once it is sent."""
+        session, request, live = asked.session, asked.request, asked.live
         with session.cancellable() as number:
             drawn = await self._sample(session, request, call_id, live if is_told else None)
         prompt, generation = drawn.prompt, drawn.generation
-        answer = finish(drawn.parsed, generation, request, call_id, caller.key)
+        answer = finish(drawn.parsed, generation, request, call_id, asked.caller.key)
         events = tuple(events_of(answer, drawn.begins, drawn.parsed.logprobs, generation.stop, live.said))
-        if is_recorded:
+        if asked.is_recorded:
             parent = _parent(prompt, session, time.monotonic(), self._parts.handles.pause_s)
-            record = self._record(session, caller, request, drawn, answer, parent)
-            asked = conversation_digest(splice_context(request), request.messages)
+            record = self._record(asked, drawn, answer, parent)
+            before = conversation_digest(splice_context(request), request.messages)
             await self._append(session, record, answer, prompt, number)
             whole_s = parent.whole_s if parent else time.monotonic()
-            self._remember(session, caller, request, asked, prompt, generation, answer, whole_s, live)
+            self._remember(asked, before, drawn, answer, whole_s)
         return ServedCall(answer=answer, events=events)
 
-    def _record(
-        self,
-        session: Session,
-        caller: Caller,
-        request: ChatRequest,
-        drawn: _Sample,
-        answer: Answer,
-        parent: EarlierCall | None,
-    ) -> CallRecord:
+    def _record(self, asked: PolicyRequest, drawn: _Sample, answer: Answer, parent: EarlierCall | None) -> CallRecord:
         """Of a call that has ended now."""
+        session, caller, request = asked.session, asked.caller, asked.request
         prompt, sampling, generation = drawn.prompt, drawn.sampling, drawn.generation
         num_shared = prompt.shared_tokens if parent else 0
         is_of_attempt = session.purpose is not Purpose.UNKNOWN
@@ -240,26 +228,16 @@ class CallServer:
             raise RequestError(f"the call cannot be recorded: {error}", status=413) from error
         self._parts.metrics.add(CALLS)
 
-    def _remember(
-        self,
-        session: Session,
-        caller: Caller,
-        request: ChatRequest,
-        asked: bytes,
-        prompt: Prompt,
-        generation: Generation,
-        answer: Answer,
-        whole_s: float,
-        live: LiveAnswer,
-    ) -> None:
+    def _remember(self, asked: PolicyRequest, before: bytes, drawn: _Sample, answer: Answer, whole_s: float) -> None:
         """Keeps the call for the next splice, if there is room."""
+        session, caller, request = asked.session, asked.caller, asked.request
         if not self._parts.sessions.has_room(session):
             self._parts.metrics.add(CALLS_NOT_REMEMBERED)
             return
         call = EarlierCall(
             call_id=answer.call_id,
-            prompt_ids=prompt.ids,
-            sampled_ids=np.asarray(generation.ids, np.int32),
+            prompt_ids=drawn.prompt.ids,
+            sampled_ids=np.asarray(drawn.generation.ids, np.int32),
             tool_call_ids=tuple(call.id for call in answer.tool_calls),
             is_cut=answer.is_cut,
             recorded_s=time.monotonic(),
@@ -272,8 +250,10 @@ class CallServer:
         if request.is_kept:
             whole = (*request.messages[request.num_led :], message)
             session.conversations.keep(answer.call_id, whole, caller.scope)
-        ends = session.history.remember(asked, message, call, answer.stop_text, request.wishes.stop)
-        for end in ends if isinstance(session, CapturedSession) and session.is_unnamed and not live.is_left else ():
+        ends = session.history.remember(before, message, call, answer.stop_text, request.wishes.stop)
+        for end in (
+            ends if isinstance(session, CapturedSession) and session.is_unnamed and not asked.live.is_left else ()
+        ):
             self._parts.conversation_ends.add_end(
                 ConversationEnd(ConversationDigest(caller.scope, end, call.tool_call_ids), session.key)
             )

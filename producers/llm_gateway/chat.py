@@ -41,7 +41,7 @@ from ..http_request import holder_of, read_both
 from .api.chat_request import ChatRequest, Message, check_recordable
 from .api.events import Api, Recall, forgotten
 from .api.reading import with_whole_answers
-from .calls import CallServer
+from .calls import CallServer, PolicyRequest
 from .captured.conversation_ends import ConversationEnd
 from .captured.which_conversation import CapturedConversations, is_named
 from .config import Upstream
@@ -196,7 +196,7 @@ class ChatEndpoints:
         ids = [watch.call_id for watch in watches] or [new_call(caller.key) for _ in range(request.num_choices)]
         live = LiveAnswer()
         return CallResponse(
-            call=functools.partial(self._serve, session, caller, request, ids, live, asked.is_recorded),
+            call=functools.partial(self._serve, PolicyRequest(session, caller, request, live, asked.is_recorded), ids),
             api=api,
             request=request,
             live=live,
@@ -235,19 +235,11 @@ class ChatEndpoints:
 
         return recall
 
-    async def _serve(
-        self,
-        session: AttemptSession | CapturedSession,
-        caller: Caller,
-        request: ChatRequest,
-        ids: Sequence[CallId],
-        live: LiveAnswer,
-        is_recorded: bool,
-    ) -> ServedCall:
-        served = await self._calls.serve(session, caller, request, ids, live, is_recorded)
-        if is_recorded and isinstance(session, CapturedSession):
+    async def _serve(self, asked: PolicyRequest, ids: Sequence[CallId]) -> ServedCall:
+        served = await self._calls.serve(asked, ids)
+        if asked.is_recorded and isinstance(asked.session, CapturedSession):
             asked_for = [tool.id for answer in (served.answer, *served.others) for tool in answer.tool_calls]
-            self._captured.answered(session, caller, request, asked_for)
+            self._captured.answered(asked.session, asked.caller, asked.request, asked_for)
         return served
 
     async def _caller(self, http: Request) -> tuple[Caller, AttemptSession | None]:
