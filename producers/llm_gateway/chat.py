@@ -13,11 +13,9 @@ floods with them, to be refused and tried again, takes none from an attempt.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -26,7 +24,7 @@ from starlette.types import ASGIApp
 
 from tracegrad.schemas.attributes import CONVERSATION_HEADER
 from tracegrad.schemas.errors import OverloadedError, RequestError
-from tracegrad.schemas.ids import CallId, TraceId, key_in, new_call, split_episode_id
+from tracegrad.schemas.ids import CallId, key_in, new_call, split_episode_id
 from tracegrad.schemas.metrics import (
     CALLS_CAPTURED,
     CALLS_FAILED,
@@ -38,13 +36,13 @@ from tracegrad.schemas.metrics import (
 from tracegrad.schemas.records.calls import CallOutcome
 
 from ..http_request import holder_of, read_both
+from .agent_request import AgentRequest
 from .api.chat_request import ChatRequest, Message, check_recordable
 from .api.events import Api, Recall, forgotten
 from .api.reading import with_whole_answers
 from .calls import CallServer, PolicyRequest
 from .captured.conversation_ends import ConversationEnd
 from .captured.which_conversation import CapturedConversations, is_named
-from .config import Upstream
 from .identity import Caller, claims_of, conversation_of, judge, leaves_record, scope_of
 from .models import Models, check_one_model
 from .outcomes import CallWatch
@@ -52,26 +50,10 @@ from .parts import Parts, halved
 from .render.finish import ServedCall
 from .render.live import LiveAnswer
 from .render.splice import SpliceHistory
-from .respond import CallResponse, problem_of, problem_response, status_of
+from .respond import CallResponse, status_of
 from .sampling import unforced, without_strict
 from .session import AttemptSession, CapturedSession
-from .upstream.pass_on import PassedOn, UpstreamCalls
-
-
-@dataclass(frozen=True)
-class _AgentRequest:
-    """A request whose body is here."""
-
-    http: Request
-    route: str
-    api: Api
-    """In whose words it is answered."""
-    caller: Caller
-    session: AttemptSession | None
-    """Of its attempt."""
-    is_recorded: bool
-    data: bytes
-    body: dict[str, Any]
+from .upstream.pass_on import UpstreamCalls
 
 
 class ChatEndpoints:
@@ -99,7 +81,7 @@ class ChatEndpoints:
     async def pass_on(self, http: Request, route: str) -> ASGIApp:
         """Serves a route that upstreams may speak and the policy does not."""
 
-        async def refuse(asked: _AgentRequest, entered: contextlib.ExitStack) -> ASGIApp:
+        async def refuse(asked: AgentRequest, entered: contextlib.ExitStack) -> ASGIApp:
             raise RequestError(
                 f"expected a model that an upstream serves, got the policy, which does not speak {route}; ask it by "
                 f"{self._wording.path}",
@@ -114,7 +96,7 @@ class ChatEndpoints:
         http: Request,
         route: str,
         api: Api,
-        serve: Callable[[_AgentRequest, contextlib.ExitStack], Awaitable[ASGIApp]],
+        serve: Callable[[AgentRequest, contextlib.ExitStack], Awaitable[ASGIApp]],
     ) -> ASGIApp:
         """Reads a request, and lets the model that it means answer: an upstream, or `serve` for the policy."""
         parts = self._parts
@@ -135,11 +117,13 @@ class ChatEndpoints:
                 if session is not None:
                     # From here on it is the agent's doing what becomes of the request; a body that broke off is not.
                     session.last_fault = None
-                asked = _AgentRequest(http, route, api, caller, session, is_recorded, data, body)
+                asked = AgentRequest(http, route, api, caller, session, is_recorded, data, body)
                 upstream = self._models.meant(body.get("model"))
                 if upstream is not None:
                     check_one_model(data)
-                    return self._upstreams.answer(self._passed_on(asked, upstream), entered)
+                    if not caller.key:
+                        asked = dataclasses.replace(asked, caller=caller.in_trace_of_its_own())
+                    return self._upstreams.answer(asked, upstream, entered)
                 self._enter(session is not None, 1, entered)
                 return await serve(asked, entered)
             except OverloadedError:
@@ -147,25 +131,7 @@ class ChatEndpoints:
                     session.last_fault = 503
                 raise
 
-    def _passed_on(self, asked: _AgentRequest, upstream: Upstream) -> PassedOn:
-        http, caller = asked.http, asked.caller
-        if not caller.key:
-            # An episode of its own.
-            caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
-        return PassedOn(
-            upstream=upstream,
-            route=asked.route,
-            query=http.url.query,
-            headers=dict(http.headers),
-            body=asked.data,
-            model=asked.body["model"],
-            caller=caller,
-            session=asked.session,
-            is_recorded=asked.is_recorded,
-            respond=lambda error: problem_response(problem_of(error), asked.api),
-        )
-
-    async def _chat(self, asked: _AgentRequest, entered: contextlib.ExitStack) -> ASGIApp:
+    async def _chat(self, asked: AgentRequest, entered: contextlib.ExitStack) -> ASGIApp:
         parts, api, caller = self._parts, asked.api, asked.caller
         session: AttemptSession | CapturedSession | None = asked.session
         scope = scope_of(asked.http)
@@ -189,7 +155,7 @@ class ChatEndpoints:
                 watches = [CallWatch(parts.outcomes, caller) for _ in range(request.num_choices)]
             else:
                 # Of no conversation: what is not on the log, no later call can go on from.
-                caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
+                caller = caller.in_trace_of_its_own()
                 session = CapturedSession(caller.key)
         session.enter()
         entered.callback(session.leave)
@@ -205,14 +171,14 @@ class ChatEndpoints:
             settled=functools.partial(self._settle, session, entered.pop_all().close, taken, watches),
         )
 
-    async def _count(self, asked: _AgentRequest, entered: contextlib.ExitStack) -> ASGIApp:
+    async def _count(self, asked: AgentRequest, entered: contextlib.ExitStack) -> ASGIApp:
         request, key = self._free(_read(asked), asked), asked.caller.key
         known = asked.session or self._parts.sessions.known(key)
         history = known.history if known is not None else SpliceHistory()
         num_tokens = await self._calls.count(key, history, request)
         return JSONResponse({"input_tokens": num_tokens})
 
-    def _free(self, request: ChatRequest, asked: _AgentRequest) -> ChatRequest:
+    def _free(self, request: ChatRequest, asked: AgentRequest) -> ChatRequest:
         """The request as it is served: nothing but the policy chooses what may train."""
         parts, session = self._parts, asked.session
         if not parts.config.allow_strict:
@@ -298,6 +264,6 @@ class ChatEndpoints:
         self._num_inflight[is_attempts] -= num
 
 
-def _read(asked: _AgentRequest, recall: Recall = forgotten) -> ChatRequest:
+def _read(asked: AgentRequest, recall: Recall = forgotten) -> ChatRequest:
     api, body = asked.api, asked.body
     return with_whole_answers(api.read(body) if api.read_on is None else api.read_on(body, recall))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from collections.abc import Mapping
 from urllib.parse import unquote
 
@@ -69,6 +70,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """Of its episode; empty for one that names nothing."""
         return key_of(self.rollout_id, self.conversation_key, self.trace_id)
+
+    def in_trace_of_its_own(self) -> Caller:
+        """The caller as one whose request continues no other."""
+        return msgspec.structs.replace(self, trace_id=TraceId(secrets.token_hex(16)))
 
 
 def claims_of(request: Request) -> Claims:

@@ -10,13 +10,12 @@ loop; not thread-safe.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from tracegrad.schemas.bounded import BoundedMap
-from tracegrad.schemas.ids import TraceId, key_in
+from tracegrad.schemas.ids import key_in
 from tracegrad.schemas.metrics import CALLS_JOINED, Metrics
 
 from ..api.chat_request import ChatRequest
@@ -112,7 +111,7 @@ class CapturedConversations:
             self._metrics.add(CALLS_JOINED)
             caller = msgspec.structs.replace(caller, conversation_key=joined)
         elif caller.trace_id is None:
-            caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
+            caller = caller.in_trace_of_its_own()
         session = sessions.captured(caller.key)
         session.is_unnamed = True
         return caller, session, [] if end is None else [end]

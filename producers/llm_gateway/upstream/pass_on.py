@@ -17,11 +17,10 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import msgspec
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
@@ -32,12 +31,11 @@ from tracegrad.schemas.metrics import UPSTREAM_CALLS, UPSTREAM_CALLS_UNRECORDED
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, UpstreamCall
 from tracegrad.schemas.topics import Topic
 
+from ..agent_request import AgentRequest
 from ..config import Upstream
-from ..identity import Caller
 from ..outcomes import CallWatch
 from ..parts import Parts, halved
-from ..respond import until_gone
-from ..session import AttemptSession
+from ..respond import problem_of, problem_response, until_gone
 from .answer import AnswerFacts, AnswerReader
 
 ROUTES = (
@@ -53,25 +51,6 @@ ROUTES = (
 _CONNECT_S = 10.0
 _CANCELLED = 499
 """As proxies log a client that has gone."""
-
-
-class PassedOn(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that is passed on."""
-
-    upstream: Upstream
-    route: str
-    query: str
-    headers: dict[str, str]
-    """The agent's; `asked_with` chooses among them."""
-    body: bytes
-    model: str
-    caller: Caller
-    session: AttemptSession | None
-    """Of its attempt; None: it is of none."""
-    is_recorded: bool
-    """Whether the agent lets it leave a record."""
-    respond: Callable[[BaseException], Response]
-    """Words an error as the API's clients expect it."""
 
 
 class UpstreamCalls:
@@ -92,12 +71,11 @@ class UpstreamCalls:
     async def __aexit__(self, *raised: object) -> None:
         await self._http.close()
 
-    def answer(self, asked: PassedOn, entered: contextlib.ExitStack) -> ASGIApp:
+    def answer(self, asked: AgentRequest, upstream: Upstream, entered: contextlib.ExitStack) -> ASGIApp:
         """The application that answers, and closes what was entered when the answer has ended.
 
         Raises OverloadedError, and SessionError (410) after the attempt's end.
         """
-        upstream = asked.upstream
         slot = upstream, asked.session is not None
         limit = upstream.max_inflight if asked.session is not None else halved(upstream.max_inflight)
         if self._num_inflight[slot] >= limit:
@@ -107,82 +85,7 @@ class UpstreamCalls:
         if asked.session is not None:
             asked.session.enter()
             entered.callback(asked.session.leave)
-        return _Answering(self, asked, entered.pop_all().close)
-
-    async def forward(self, asked: PassedOn, answer: _Sender) -> None:
-        """Asks the upstream and sends what comes. Raises RequestError when nothing was sent yet."""
-        upstream = asked.upstream
-        url = URL(
-            upstream.base_url + asked.route.removeprefix("/v1") + (f"?{asked.query}" * bool(asked.query)), encoded=True
-        )
-        timeout = aiohttp.ClientTimeout(total=upstream.timeout_s, sock_connect=_CONNECT_S)
-        headers = asked_with(asked.headers, asked.route, upstream.key)
-        try:
-            async with self._http.post(
-                url, data=asked.body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                if 300 <= response.status < 400:
-                    raise RequestError(
-                        f"upstream {upstream.name}: expected an answer, got a redirect (status {response.status}); set "
-                        "its url to where it leads",
-                        status=502,
-                        code="upstream_redirects",
-                    )
-                if not 200 <= response.status < 600:
-                    raise _no_answer(upstream, f"gave status {response.status}, which is no answer's", 502)
-                await answer.begin(response.status, response.headers)
-                async for piece in response.content.iter_any():
-                    await answer.piece(piece)
-        except RequestError:
-            raise
-        except TimeoutError as error:
-            raise _no_answer(upstream, "did not answer in time", 504) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _no_answer(upstream, f"gave {type(error).__name__}", 502) from error
-        await answer.end()
-
-    def watch(self, asked: PassedOn) -> CallWatch | None:
-        """Tells the streams that it lasts, if it is of no attempt."""
-        return CallWatch(self._parts.outcomes, asked.caller) if asked.session is None else None
-
-    def record(self, asked: PassedOn, answer: _Sender, outcome: CallOutcome, started_ns: int) -> None:
-        """Hands the record to the log and does not wait."""
-        caller, said, metrics = asked.caller, answer.said(), self._parts.metrics
-        metrics.add(UPSTREAM_CALLS, asked.upstream.name, str(answer.status))
-        record = UpstreamCall(
-            call_id=new_call(caller.key),
-            rollout_id=caller.rollout_id,
-            attempt_id=caller.attempt_id,
-            trace_id=caller.trace_id,
-            parent_span_id=caller.parent_span_id,
-            upstream=asked.upstream.name,
-            route=asked.route,
-            model=asked.model,
-            answered_model=said.model,
-            status=answer.status,
-            outcome=outcome,
-            response_id=said.response_id,
-            tool_call_ids=tuple(said.tool_call_ids),
-            prompt_tokens=said.prompt_tokens,
-            sampled_tokens=said.sampled_tokens,
-            claims=caller.claims,
-            conversation_key=caller.conversation_key,
-            started_at_ns=started_ns,
-            ended_at_ns=time.time_ns(),
-        )
-        try:
-            value = LLM_CALLS.encode(record)
-            key = episode_key(caller.rollout_id, caller.trace_id, conversation=caller.conversation_key)
-            append = self._parts.append(Topic.LLM_CALLS, key=key, value=value)
-        except TracegradError as error:
-            metrics.add(UPSTREAM_CALLS_UNRECORDED, type(error).__name__)
-            return
-        append.add_done_callback(self._appended)
-
-    def _appended(self, append: asyncio.Future[Any]) -> None:
-        if append.cancelled() or append.exception() is not None:
-            why = "cancelled" if append.cancelled() else type(append.exception()).__name__
-            self._parts.metrics.add(UPSTREAM_CALLS_UNRECORDED, why)
+        return _Answering(self._parts, self._http, asked, upstream, entered.pop_all().close)
 
 
 def _no_answer(upstream: Upstream, what: str, status: int) -> RequestError:
@@ -224,25 +127,28 @@ class _Sender:
         return self._reader.close() if self._reader is not None else AnswerFacts()
 
 
+@dataclass(frozen=True)
 class _Answering:
     """An ASGI application that passes one request on, once."""
 
-    def __init__(self, calls: UpstreamCalls, asked: PassedOn, leave: Callable[[], None]) -> None:
-        self._calls = calls
-        self._asked = asked
-        self._leave = leave
+    parts: Parts
+    client: aiohttp.ClientSession
+    asked: AgentRequest
+    upstream: Upstream
+    leave: Callable[[], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves the request; an agent that has gone ends it, for nobody is to pay for what nobody reads."""
         started_ns, answer, outcome = time.time_ns(), _Sender(send), CallOutcome.CLIENT_DISCONNECTED
         gone = asyncio.create_task(until_gone(receive))
         call = asyncio.create_task(self._call(answer))
-        watch = self._calls.watch(self._asked)
+        # Of no attempt: the streams are told that it lasts.
+        watch = CallWatch(self.parts.outcomes, self.asked.caller) if self.asked.session is None else None
         with contextlib.ExitStack() as ended:
             # Each of them, whatever becomes of those before: the server may cancel this a second time while it waits.
-            ended.callback(self._leave)
-            if self._asked.is_recorded:
-                ended.callback(lambda: self._calls.record(self._asked, answer, outcome, started_ns))
+            ended.callback(self.leave)
+            if self.asked.is_recorded:
+                ended.callback(lambda: self._record(answer, outcome, started_ns))
             if watch is not None:
                 ended.callback(watch.settle)
             try:
@@ -255,9 +161,40 @@ class _Answering:
                 await asyncio.wait({call})
 
     async def _call(self, answer: _Sender) -> None:
-        session = self._asked.session
+        session = self.asked.session
         with session.cancellable() if session is not None else contextlib.nullcontext():
-            await self._calls.forward(self._asked, answer)
+            await self._forward(answer)
+
+    async def _forward(self, answer: _Sender) -> None:
+        """Asks the upstream and sends what comes. Raises RequestError when nothing was sent yet."""
+        asked, upstream = self.asked, self.upstream
+        query = asked.http.url.query
+        url = URL(upstream.base_url + asked.route.removeprefix("/v1") + (f"?{query}" * bool(query)), encoded=True)
+        timeout = aiohttp.ClientTimeout(total=upstream.timeout_s, sock_connect=_CONNECT_S)
+        headers = asked_with(dict(asked.http.headers), asked.route, upstream.key)
+        try:
+            async with self.client.post(
+                url, data=asked.data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                if 300 <= response.status < 400:
+                    raise RequestError(
+                        f"upstream {upstream.name}: expected an answer, got a redirect (status {response.status}); set "
+                        "its url to where it leads",
+                        status=502,
+                        code="upstream_redirects",
+                    )
+                if not 200 <= response.status < 600:
+                    raise _no_answer(upstream, f"gave status {response.status}, which is no answer's", 502)
+                await answer.begin(response.status, response.headers)
+                async for piece in response.content.iter_any():
+                    await answer.piece(piece)
+        except RequestError:
+            raise
+        except TimeoutError as error:
+            raise _no_answer(upstream, "did not answer in time", 504) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _no_answer(upstream, f"gave {type(error).__name__}", 502) from error
+        await answer.end()
 
     async def _ended(
         self, call: asyncio.Task[None], answer: _Sender, scope: Scope, receive: Receive, send: Send
@@ -266,10 +203,50 @@ class _Answering:
         if error is not None and answer.has_begun:
             return CallOutcome.UNKNOWN  # the answer breaks off, which the agent sees by its connection
         if error is not None:
-            response = self._asked.respond(error)
+            response = problem_response(problem_of(error), self.asked.api)
             answer.status = response.status_code
             await response(scope, receive, send)
         return CallOutcome.DELIVERED
+
+    def _record(self, answer: _Sender, outcome: CallOutcome, started_ns: int) -> None:
+        """Hands the record to the log and does not wait."""
+        asked, said, metrics = self.asked, answer.said(), self.parts.metrics
+        caller = asked.caller
+        metrics.add(UPSTREAM_CALLS, self.upstream.name, str(answer.status))
+        record = UpstreamCall(
+            call_id=new_call(caller.key),
+            rollout_id=caller.rollout_id,
+            attempt_id=caller.attempt_id,
+            trace_id=caller.trace_id,
+            parent_span_id=caller.parent_span_id,
+            upstream=self.upstream.name,
+            route=asked.route,
+            model=asked.body["model"],
+            answered_model=said.model,
+            status=answer.status,
+            outcome=outcome,
+            response_id=said.response_id,
+            tool_call_ids=tuple(said.tool_call_ids),
+            prompt_tokens=said.prompt_tokens,
+            sampled_tokens=said.sampled_tokens,
+            claims=caller.claims,
+            conversation_key=caller.conversation_key,
+            started_at_ns=started_ns,
+            ended_at_ns=time.time_ns(),
+        )
+        try:
+            value = LLM_CALLS.encode(record)
+            key = episode_key(caller.rollout_id, caller.trace_id, conversation=caller.conversation_key)
+            append = self.parts.append(Topic.LLM_CALLS, key=key, value=value)
+        except TracegradError as error:
+            metrics.add(UPSTREAM_CALLS_UNRECORDED, type(error).__name__)
+            return
+        append.add_done_callback(self._appended)
+
+    def _appended(self, append: asyncio.Future[Any]) -> None:
+        if append.cancelled() or append.exception() is not None:
+            why = "cancelled" if append.cancelled() else type(append.exception()).__name__
+            self.parts.metrics.add(UPSTREAM_CALLS_UNRECORDED, why)
 
 
 _PASSED_ON = frozenset(

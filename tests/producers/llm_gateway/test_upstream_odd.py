@@ -15,7 +15,6 @@ from tests.producers.llm_gateway.test_upstream import ANSWER, BODY, recorded, se
 from tests.serving import serve
 from tracegrad.producers.llm_gateway.config import Timings
 from tracegrad.producers.llm_gateway.upstream import pass_on
-from tracegrad.producers.llm_gateway.upstream.pass_on import PassedOn, UpstreamCalls
 from tracegrad.schemas.records.calls import CallOutcome
 
 pytestmark = pytest.mark.slow
@@ -94,14 +93,14 @@ async def test_a_request_that_is_cancelled_twice_gives_its_slot_back(monkeypatch
     """As a server that is told to stop, and then to stop at once: a record still tells of it."""
     ending = asyncio.Event()
 
-    async def forward(self: UpstreamCalls, asked: PassedOn, answer: Any) -> None:
+    async def forward(self: Any, answer: Any) -> None:
         try:
             await asyncio.Event().wait()
         finally:
             ending.set()
             await asyncio.sleep(0.05)  # a connection that takes its time to close
 
-    monkeypatch.setattr(UpstreamCalls, "forward", forward)
+    monkeypatch.setattr(pass_on._Answering, "_forward", forward)
     async with with_provider(Provider(), of={"max_inflight": 2}) as r:
         taken: list[asyncio.Task[Any]] = []
         answering = pass_on._Answering.__call__
