@@ -22,7 +22,6 @@ import numpy as np
 
 from tracegrad.schemas.errors import EngineRefusal, RecordError, RequestError
 from tracegrad.schemas.ids import CallId
-from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.metrics import (
     CALLS,
     CALLS_NOT_REMEMBERED,
@@ -128,7 +127,7 @@ class CallServer:
             parent = _parent(prompt, session, time.monotonic(), self._parts.handles.pause_s)
             record = self._record(asked, drawn, answer, parent)
             before = conversation_digest(splice_context(request), request.messages)
-            await self._append(session, record, answer, prompt, number)
+            await self._append(asked, record, answer, prompt, number)
             whole_s = parent.whole_s if parent else time.monotonic()
             self._remember(asked, before, drawn, answer, whole_s)
         return ServedCall(answer=answer, events=events)
@@ -141,9 +140,7 @@ class CallServer:
         is_of_attempt = session.purpose is not Purpose.UNKNOWN
         return CallRecord(
             call_id=answer.call_id,
-            rollout_id=caller.rollout_id,
-            attempt_id=caller.attempt_id,
-            trace_id=caller.trace_id,
+            **caller.names,
             parent_span_id=caller.parent_span_id,
             policy=self._parts.policy.name,
             purpose=session.purpose,
@@ -165,7 +162,6 @@ class CallServer:
             engine_id=generation.engine_id,
             started_at_ns=drawn.started_ns,
             ended_at_ns=time.time_ns(),
-            conversation_key=caller.conversation_key,
             num_choices=request.num_choices,
             answers_user=bool(request.messages) and request.messages[-1].role == "user",
             stop_text=answer.stop_text,
@@ -216,12 +212,13 @@ class CallServer:
         parsed = await renderer.parse(request, ids, generation.entries[: len(said)], waits)
         return _Sample(started_ns, prompt, sampling, generation, parsed, begins)
 
-    async def _append(self, session: Session, record: CallRecord, answer: Answer, prompt: Prompt, number: int) -> None:
+    async def _append(
+        self, asked: PolicyRequest, record: CallRecord, answer: Answer, prompt: Prompt, number: int
+    ) -> None:
         """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
-        key = episode_key(record.rollout_id, record.trace_id, conversation=record.conversation_key)
         try:
-            append = self._parts.append(Topic.LLM_CALLS, key=key, value=LLM_CALLS.encode(record))
-            session.register(answer, prompt.ids, number, append)
+            append = self._parts.append(Topic.LLM_CALLS, key=asked.caller.record_key, value=LLM_CALLS.encode(record))
+            asked.session.register(answer, prompt.ids, number, append)
             await self._parts.acknowledged(append)
         except RecordError as error:
             self._parts.metrics.add(CALLS_TOO_LARGE)

@@ -15,6 +15,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -42,6 +43,7 @@ from tracegrad.schemas.ids import (
     parse_rollout_id,
     run_hash_of,
 )
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Claims
 
@@ -70,6 +72,21 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """Of its episode; empty for one that names nothing."""
         return key_of(self.rollout_id, self.conversation_key, self.trace_id)
+
+    @property
+    def record_key(self) -> bytes:
+        """Of its records on `llm_calls`."""
+        return episode_key(self.rollout_id, self.trace_id, conversation=self.conversation_key)
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What each of its records says of it."""
+        return {
+            "rollout_id": self.rollout_id,
+            "attempt_id": self.attempt_id,
+            "trace_id": self.trace_id,
+            "conversation_key": self.conversation_key,
+        }
 
     def in_trace_of_its_own(self) -> Caller:
         """The caller as one whose request continues no other."""

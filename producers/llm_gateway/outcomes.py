@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.ids import CallId, new_call
-from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.metrics import CALL_OUTCOMES_DROPPED, Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallOutcome
@@ -131,16 +130,8 @@ class CallWatch:
 
     def _open(self) -> None:
         self._is_open = True
-        caller = self._caller
-        opened = CallOpen(
-            call_id=self.call_id,
-            rollout_id=caller.rollout_id,
-            attempt_id=caller.attempt_id,
-            trace_id=caller.trace_id,
-            conversation_key=caller.conversation_key,
-            started_at_ns=self._started_ns,
-        )
-        self._outcomes.tell(caller, opened)
+        opened = CallOpen(call_id=self.call_id, **self._caller.names, started_at_ns=self._started_ns)
+        self._outcomes.tell(self._caller, opened)
 
     def settle(
         self, retries: Retries | None = None, *, is_delivered: bool = False, error: BaseException | None = None
@@ -152,17 +143,8 @@ class CallWatch:
         if not known and self._is_open:
             known = [(self.call_id, CallOutcome.UNKNOWN)]
         for call_id, outcome in known:
-            caller = self._caller
-            ended = CallEnded(
-                call_id=call_id,
-                rollout_id=caller.rollout_id,
-                attempt_id=caller.attempt_id,
-                trace_id=caller.trace_id,
-                conversation_key=caller.conversation_key,
-                outcome=outcome,
-                reason=reason,
-            )
-            self._outcomes.tell(caller, ended)
+            ended = CallEnded(call_id=call_id, **self._caller.names, outcome=outcome, reason=reason)
+            self._outcomes.tell(self._caller, ended)
 
 
 class Outcomes:
@@ -178,8 +160,7 @@ class Outcomes:
 
     def tell(self, caller: Caller, told: CallOpen | CallEnded) -> None:
         """Hands it to the background; the oldest are dropped, counted, when too many wait."""
-        key = episode_key(caller.rollout_id, caller.trace_id, conversation=caller.conversation_key)
-        self._waiting.append((key, LLM_CALLS.encode(told)))
+        self._waiting.append((caller.record_key, LLM_CALLS.encode(told)))
         if len(self._waiting) > _MAX_WAITING:
             self._waiting.popleft()
             self._metrics.add(CALL_OUTCOMES_DROPPED, "full")

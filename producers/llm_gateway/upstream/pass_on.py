@@ -26,7 +26,6 @@ from yarl import URL
 
 from tracegrad.schemas.errors import OverloadedError, RequestError, TracegradError
 from tracegrad.schemas.ids import new_call
-from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.metrics import UPSTREAM_CALLS, UPSTREAM_CALLS_UNRECORDED
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, UpstreamCall
 from tracegrad.schemas.topics import Topic
@@ -215,9 +214,7 @@ class _Answering:
         metrics.add(UPSTREAM_CALLS, self.upstream.name, str(answer.status))
         record = UpstreamCall(
             call_id=new_call(caller.key),
-            rollout_id=caller.rollout_id,
-            attempt_id=caller.attempt_id,
-            trace_id=caller.trace_id,
+            **caller.names,
             parent_span_id=caller.parent_span_id,
             upstream=self.upstream.name,
             route=asked.route,
@@ -230,14 +227,12 @@ class _Answering:
             prompt_tokens=said.prompt_tokens,
             sampled_tokens=said.sampled_tokens,
             claims=caller.claims,
-            conversation_key=caller.conversation_key,
             started_at_ns=started_ns,
             ended_at_ns=time.time_ns(),
         )
         try:
             value = LLM_CALLS.encode(record)
-            key = episode_key(caller.rollout_id, caller.trace_id, conversation=caller.conversation_key)
-            append = self.parts.append(Topic.LLM_CALLS, key=key, value=value)
+            append = self.parts.append(Topic.LLM_CALLS, key=caller.record_key, value=value)
         except TracegradError as error:
             metrics.add(UPSTREAM_CALLS_UNRECORDED, type(error).__name__)
             return
