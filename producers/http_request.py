@@ -16,12 +16,14 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from tracegrad.schemas.credentials import Holder, proved_holder
-from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_rollout_id
 
 from .budget import Share, weigh_json
 
-UNREAD = (408, 413)
+REFUSALS = (RequestError, RecordError, OverloadedError, UnavailableError, TimeoutError)
+"""How a request that is to become records can fail; whoever asked is told."""
+_UNREAD = (408, 413)
 """Answers given before the whole body was read; the connection ends with them, or the rest would go on coming."""
 _BODY_TIMEOUT_S = 10.0
 """A client that has not sent its body by then holds memory for nothing."""
@@ -35,6 +37,19 @@ brackets alone twenty and more, and every other request waits until they are dec
 def retry_after_s() -> int:
     """When one that was refused may ask again: whole seconds, by chance, or all would come back in one burst."""
     return random.randint(1, 4)
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status of one of REFUSALS."""
+    if isinstance(error, RequestError):
+        return error.status
+    return 400 if isinstance(error, RecordError) else 503
+
+
+def headers_of_refusal(status: int) -> dict[str, str]:
+    """What tells a client when it may ask again, and that its connection ends."""
+    headers = {"retry-after": str(retry_after_s())} if status == 503 else {}
+    return headers | ({"connection": "close"} if status in _UNREAD else {})
 
 
 def path_ids(request: Request) -> tuple[RolloutId, AttemptId]:

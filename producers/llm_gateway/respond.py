@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestError, UnavailableError
 
-from ..http_request import UNREAD, retry_after_s
+from ..http_request import headers_of_refusal
 from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
 from .render.finish import ServedCall
@@ -138,16 +138,15 @@ def status_of(error: BaseException) -> int:
 def problem_of(error: BaseException) -> Problem:
     """What an agent is told of an error; a fault of the gateway's own is logged here."""
     status, message = status_of(error), str(error)
-    wait_s = retry_after_s() if status == 503 else None
     match error:
         case IdentityError():
             return Problem(status=400, message=message, code=error.reason)
         case RequestError():
-            return Problem(status=status, message=message, param=error.param, code=error.code, retry_after_s=wait_s)
+            return Problem(status=status, message=message, param=error.param, code=error.code)
         case OverloadedError():
-            return Problem(status=status, message=message, code="overloaded", retry_after_s=wait_s)
+            return Problem(status=status, message=message, code="overloaded")
         case UnavailableError():
-            return Problem(status=status, message=message, code="unavailable", retry_after_s=wait_s)
+            return Problem(status=status, message=message, code="unavailable")
         case asyncio.CancelledError():
             return Problem(status=status, message="the attempt ended before the call was answered")
     _LOGGER.error("a call failed by a fault of the gateway", exc_info=error)
@@ -156,7 +155,5 @@ def problem_of(error: BaseException) -> Problem:
 
 def problem_response(problem: Problem, api: Api) -> Response:
     """An error as that API's clients expect it."""
-    headers = {} if problem.retry_after_s is None else {"retry-after": str(problem.retry_after_s)}
-    if problem.status in UNREAD:
-        headers["connection"] = "close"
+    headers = headers_of_refusal(problem.status)
     return Response(api.error(problem), problem.status, headers, media_type="application/json")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
 
 from google.protobuf import json_format  # type: ignore[import-untyped]
@@ -31,11 +31,11 @@ from tracegrad.schemas.topics import Topics
 
 from ..asgi import serve
 from ..budget import Share
-from ..http_request import UNREAD, path_ids, read_body, retry_after_s
+from ..http_request import REFUSALS, headers_of_refusal, path_ids, read_body
 from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, gunzip
 from .grpc_door import GrpcDoor
-from .receive import REFUSALS, Receiver
+from .receive import Receiver
 
 _CODES = {400: 3, 401: 16, 403: 7, 408: 4, 413: 3, 415: 3, 500: 13, 503: 14}
 """google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED, DEADLINE_EXCEEDED,
@@ -63,10 +63,8 @@ class OtlpGateway:
 
     @asynccontextmanager
     async def _beside(self, _app: Starlette) -> AsyncIterator[None]:
-        if self._grpc_port is None:
-            yield
-            return
-        async with GrpcDoor(self._receiver).serving(self._grpc_port):
+        port = self._grpc_port
+        async with nullcontext() if port is None else GrpcDoor(self._receiver).serving(port):
             yield
 
     async def health(self, _request: Request) -> Response:
@@ -102,10 +100,7 @@ class OtlpGateway:
     def _refuse(self, error: Exception, content_type: str) -> Response:
         status, message = self._receiver.refuse(error)
         response = _message_response(Status(code=_CODES[status], message=message), content_type, status)
-        if status == 503:
-            response.headers["retry-after"] = str(retry_after_s())
-        if status in UNREAD:
-            response.headers["connection"] = "close"
+        response.headers.update(headers_of_refusal(status))
         return response
 
 
@@ -127,10 +122,7 @@ def run(
     config: OtlpConfig, handles: OtlpHandles, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics
 ) -> None:
     """Serves until `stop` is set. Blocks. Raises UnavailableError: an address is taken, or no writer can be made."""
-    writer = log.writer()
-    try:
+    with closing(log.writer()) as writer:
         gateway = OtlpGateway(config, handles, topics=topics, writer=writer, metrics=metrics)
         serve(gateway.app, host=config.host, port=handles.port, fd=handles.fd, stop=stop, name="otlp gateway")
         logger.info("otlp gateway stopped: %s", metrics.snapshot())
-    finally:
-        writer.close()

@@ -24,9 +24,9 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from tracegrad.schemas.errors import OverloadedError, RequestError, UnavailableError
 from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal
 
-from ..http_request import retry_after_s
+from ..http_request import REFUSALS, retry_after_s
 from .decode import PROTOBUF
-from .receive import REFUSALS, Receiver
+from .receive import Receiver
 
 _SERVICES = {
     "opentelemetry.proto.collector.trace.v1.TraceService": TRACES,

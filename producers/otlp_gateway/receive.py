@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from tracegrad.schemas.credentials import Holder, masked, may_claim, proved_holder
-from tracegrad.schemas.errors import OverloadedError, ProofError, RecordError, RequestError, UnavailableError
+from tracegrad.schemas.errors import ProofError, RequestError
 from tracegrad.schemas.ids import AttemptId, RolloutId, run_hash_of
 from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
@@ -44,7 +44,7 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..budget import Budget, Share, weigh_json
-from ..http_request import api_keys_of
+from ..http_request import api_keys_of, status_of
 from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_body
 from .proof import keep_proved, may_name
@@ -55,8 +55,6 @@ OFF_LOOP_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread, one at a time, so that they do not hold up every other request."""
 _RECORD_TARGET_BYTES = 1_000_000
 """Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
-REFUSALS = (RequestError, RecordError, OverloadedError, UnavailableError, TimeoutError)
-"""How a request can fail; whoever asked is told."""
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -82,13 +80,6 @@ class _Split(NamedTuple):
     unproved: ProofError | None
     """Why these were taken out."""
     evaluations: EvaluationRewards
-
-
-def status_of(error: Exception) -> int:
-    """The HTTP status of one of REFUSALS."""
-    if isinstance(error, RequestError):
-        return error.status
-    return 400 if isinstance(error, RecordError) else 503
 
 
 class Receiver:

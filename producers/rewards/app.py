@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import Lifespan
 
 from tracegrad.schemas.credentials import feedback_holder
-from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
+from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import FEEDBACK, FEEDBACK_REFUSED, REQUESTS_REFUSED, Metrics
 from tracegrad.schemas.records.rollouts import Reward, piece_id
@@ -36,7 +37,7 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
 from ..budget import Budget
-from ..http_request import UNREAD, holder_of, read_object, retry_after_s
+from ..http_request import REFUSALS, headers_of_refusal, holder_of, read_object, status_of
 from ..read_feedback import fault_of, read_feedback, reward_record
 from .config import FeedbackConfig, FeedbackHandles
 from .receipt_reader import ReceiptReader
@@ -45,7 +46,6 @@ from .receipts import Receipts
 _MAX_AT_ONCE = 1_000
 """Pieces of one request."""
 _ACK_TIMEOUT_S = 20.0
-_FAULTS = (RequestError, RecordError, OverloadedError, UnavailableError, TimeoutError)
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class RewardsGateway:
             with self._budget.share() as share:
                 body = await read_object(request, self._config.max_body_bytes, share)
                 return await self._take(body)
-        except _FAULTS as error:
+        except REFUSALS as error:
             return self._refuse(error)
 
     async def get(self, request: Request) -> Response:
@@ -155,13 +155,10 @@ class RewardsGateway:
         return self._writer.append(self._topics.name(Topic.REWARDS), key=key, value=value)
 
     def _refuse(self, error: Exception) -> Response:
-        status = error.status if isinstance(error, RequestError) else 400 if isinstance(error, RecordError) else 503
+        status = status_of(error)
         self._metrics.add(REQUESTS_REFUSED, str(status))
         message = str(error) or "the log did not acknowledge in time; send it again under the same idempotency keys"
-        headers = {"retry-after": str(retry_after_s())} if status == 503 else {}
-        if status in UNREAD:
-            headers["connection"] = "close"
-        return JSONResponse({"error": {"message": message, "status": status}}, status, headers)
+        return JSONResponse({"error": {"message": message, "status": status}}, status, headers_of_refusal(status))
 
 
 def run(
@@ -174,8 +171,7 @@ def run(
     metrics: Metrics,
 ) -> None:
     """Serves until `stop` is set. Blocks. Raises UnavailableError: the address is taken, or no writer can be made."""
-    writer = log.writer()
-    try:
+    with closing(log.writer()) as writer:
         receipts = Receipts(trains=handles.trains, wait_s=config.wait_s)
         reading = ReceiptReader(receipts, handles, topics=topics, log=log, metrics=metrics)
         gateway = RewardsGateway(
@@ -193,5 +189,3 @@ def run(
         if reading.fatal is not None:
             raise reading.fatal
         logger.info("rewards gateway stopped: %s", metrics.snapshot())
-    finally:
-        writer.close()

@@ -92,7 +92,6 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """The field at fault."""
     code: str | None = None
     """A short stable word."""
-    retry_after_s: int | None = None
 
 
 class Failed(msgspec.Struct, frozen=True):
