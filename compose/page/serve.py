@@ -24,7 +24,7 @@ from ..run.wiring import Wiring
 from .page_broker import keep_broker
 from .page_file import read_page_file, restore_board, write_page_file
 from .rate import rater_of
-from .texts import explain_by, find_task_in, pieces_of
+from .texts import explain_by, pieces_of
 
 logger = logging.getLogger(__name__)
 _LEAVE_S = 3.0
@@ -68,7 +68,6 @@ def _services(wiring: Wiring, *, is_live: bool) -> RunServices:
         targets=lambda: [MetricsTarget(*one) for one in announced(run_dir.metrics, wiring.record.name)],
         scrape=scrape_line(run_dir.metrics, wiring.record.name),
         rater=rater_of(wiring) if is_live else None,
-        find_task=find_task_in(wiring),
     )
 
 

@@ -1,7 +1,7 @@
-"""What the page is told beside topics: the text of tokens, what calls are worth by the run's rules, the run's tasks.
+"""What the page is told beside topics: the text of tokens, what calls are worth by the run's rules.
 
 In: a run. Out: functions for its views. Failure: a run whose policy's tokenizer lies nowhere here has none, and the
-page shows what records tell; RequestError: a file of tasks cannot be read, and no other has the task.
+page shows what records tell.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from tracegrad.consumers.page.board import CallWorth
-from tracegrad.producers.tasks.dataset import read_tasks
-from tracegrad.schemas.errors import ConfigurationError, RequestError
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import Reward
-from tracegrad.schemas.records.tasks import Task
 from tracegrad.streams.explain import explain
 from tracegrad.streams.ratings import rated_anew
 
@@ -71,25 +68,3 @@ def explain_by(wiring: Wiring) -> Callable[[Episode, Sequence[Reward]], Mapping[
         }
 
     return of
-
-
-def find_task_in(wiring: Wiring) -> Callable[[str], Task | None]:
-    """In the run's files, as they are now. Raises RequestError where one that may have it cannot be read."""
-    tasks = wiring.settings.tasks
-    files = [file for file in (tasks.file, tasks.eval_file) if file is not None] if tasks is not None else []
-
-    def find(id_: str) -> Task | None:
-        errors = []
-        for file in files:
-            try:
-                found = next((one for one in read_tasks(file) if one.id == id_), None)
-            except ConfigurationError as error:
-                errors.append(str(error))
-                continue
-            if found is not None:
-                return found
-        if errors:
-            raise RequestError(f"task {id_!r} is not to be had: {'; '.join(errors)}", status=404)
-        return None
-
-    return find

@@ -2,7 +2,6 @@
 
     /, /system, /data/TOPIC, ...     a view, whole; its part alone for htmx
     /json?of=PATH                    its numbers, for charts
-    /task/EPISODE                    its task, a file to save
     /rate/EPISODE                    POST: a score, to the run's rewards gateway
     /static/...                      vendored scripts and our own
 
@@ -14,6 +13,7 @@ Failure: a view's error is a page that says it, with its status.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
@@ -33,7 +33,6 @@ from . import data, run, system
 from .board import Board, ViewQuery
 from .episodes import episode, group, group_list, learned
 from .episodes.rate import rate
-from .episodes.task import line_of, task_of
 from .guard import POSTED, Guard
 from .render import STATIC, render
 from .view import View
@@ -42,6 +41,12 @@ VIEWS: tuple[View, ...] = (run.VIEW, learned.VIEW, group_list.VIEW, system.VIEW,
 """In the order of the page's head."""
 _MAX_BODY, _MAX_FIELDS, _BODY_S = 16 * 1024, 10, 5.0
 _BY_NAME = {view.name: view for view in VIEWS}
+GONE = {
+    r"/task/": 'the file of [tasks] file has a runner\'s task; a line of it is {"id": .., "input": ..}',
+    r"/\?(.*&)?with=": "each run has a page of its own: tracegrad page NAME",
+    r"/system\?(.*&)?recount=": "tracegrad audit NAME counts every call, episode and group, of a live run too",
+}
+"""Forms of addresses of earlier releases -> what takes their place."""
 
 
 def make_app(board: Board, *, token: str, port: int) -> ASGIApp:
@@ -49,7 +54,6 @@ def make_app(board: Board, *, token: str, port: int) -> ASGIApp:
     page = _Page(board)
     routes = [
         Route("/json", page.numbers),
-        Route("/task/{id}", page.task),
         Route(POSTED + "{id}", page.rate, methods=["POST"]),
         Mount("/static", _Static(directory=STATIC)),
         Route("/{path:path}", page.view),
@@ -108,18 +112,6 @@ class _Page:
             return PlainTextResponse(f"{error}\n", _status(error))
         return Response(msgspec.json.encode(found), media_type="application/json")
 
-    async def task(self, request: Request) -> Response:
-        """An episode's task, as a line of JSON."""
-        self._board.note_look()
-        id_ = request.path_params["id"]
-        try:
-            line = line_of(await asyncio.to_thread(task_of, self._board, id_))
-        except TracegradError as error:
-            return self._refused(error)
-        # The id is of one that is known, so that it is all digits.
-        headers = {"content-disposition": f'attachment; filename="task-{id_}.jsonl"'}
-        return Response(line, media_type="application/jsonl", headers=headers)
-
     async def rate(self, request: Request) -> Response:
         """A score, then the episode again with what became of it."""
         id_ = request.path_params["id"]
@@ -142,6 +134,8 @@ class _Page:
         """A view's part of the page."""
         view, ask = _view_asked_for(of)
         try:
+            if gone := next((words for form, words in GONE.items() if re.match(form, of)), None):
+                raise RequestError(f"it is gone: {gone}", status=410)
             if view is None:
                 raise RequestError("no such view; the links above lead to those that there are", status=404)
             return _ViewHtml(self._part(view.template, {"of": of, **view.model(self._board, ask)}))

@@ -26,7 +26,6 @@ from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, Reward
-from tracegrad.schemas.records.tasks import Task
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..index.build import IndexProgress
@@ -121,8 +120,7 @@ class MetricsTarget(NamedTuple):
 
 
 class RunServices(NamedTuple):
-    """What compose does for the page, which rooms do not know: the run's rewards gateway, its tasks, where its metrics
-    are."""
+    """What compose does for the page, which rooms do not know: the run's rewards gateway, where its metrics are."""
 
     targets: Callable[[], Sequence[MetricsTarget]] = tuple
     """Where the metrics of the run's processes are now."""
@@ -130,8 +128,6 @@ class RunServices(NamedTuple):
     """What Prometheus' settings need to find them, at each start anew."""
     rater: Rater | None = None
     """Takes scores; None: the run takes no feedback."""
-    find_task: Callable[[str], Task | None] = lambda id_: None
-    """One of the run's tasks by its id, while its file has it. Blocks. Raises RequestError."""
 
 
 _NO_SERVICES = RunServices()
@@ -178,7 +174,7 @@ class Board:
         self.opened, self.raw, self.refusal = log, raw, refusal
         self.pieces, self.explain = pieces, explain
         self.targets, self.scrape = services.targets, services.scrape
-        self.rater, self.find_task = services.rater, services.find_task
+        self.rater = services.rater
         self.lock = threading.RLock()
         self.running: BoundedMap[str, int] = BoundedMap(_RUNNING)
         """Attempt at work -> when it began, unix ms."""

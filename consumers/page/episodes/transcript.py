@@ -181,12 +181,6 @@ def _prompt(call: EpisodeCall, pieces: Pieces, is_whole: bool) -> Iterator[Messa
         yield Message("prompt", *_cut(text, is_whole))
 
 
-def first_user_message(episode: Episode, pieces: Pieces) -> str | None:
-    """What a user said first, whole; None: the first call's prompt shows no such message."""
-    messages = _prompt(episode.calls[0], pieces, is_whole=True) if episode.calls else ()
-    return next((one.text for one in messages if one.role == "user"), None)
-
-
 def _tokens(call: EpisodeCall, pieces: Pieces, trained: CallCredit | None, most: int) -> tuple[Token, ...]:
     try:
         ids, logprobs = ids_from_bytes(call.sampled_ids).tolist(), logprobs_from_bytes(call.logprobs).tolist()

@@ -149,4 +149,4 @@ def test_links_are_made_of_ids_and_escaped(tmp_path: Path) -> None:
     board = board_of('javascript:alert(1)" x="', tmp_path)
     for _, html in pages(board):
         for part in html.split('href="')[1:]:
-            assert part.startswith(("/learned", "/groups", "/group/", "/episode/", "/task/")), part[:60]
+            assert part.startswith(("/learned", "/groups", "/group/", "/episode/")), part[:60]

@@ -51,6 +51,21 @@ async def test_a_view_that_cannot_be_made_is_sent_as_its_error(board: Board) -> 
     assert answer.headers["content-type"].startswith("text/html")
 
 
+@pytest.mark.parametrize(
+    ("of", "instead"),
+    [
+        ("/task/0123", "file of [tasks] file"),
+        ("/?with=other", "tracegrad page NAME"),
+        ("/system?a=1&recount=1", "tracegrad audit NAME"),
+    ],
+)
+async def test_an_address_that_is_gone_names_what_takes_its_place(board: Board, of: str, instead: str) -> None:
+    """410; a link to it may stand in somebody's notes."""
+    async with browser(board) as client:
+        answer = await client.get(of)
+    assert answer.status_code == 410 and "it is gone: " in answer.text and instead in answer.text
+
+
 def test_a_run_is_watched_while_somebody_looks(tmp_path: Path, memory_log: MemoryLog) -> None:
     """And for ten seconds after, so that what costs is not done for nobody."""
     now = 100.0
