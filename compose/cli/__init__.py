@@ -39,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 GONE = {
+    "--export": "open the episode in `tracegrad page`, and save or print it from the browser",
     "--from-file": "--from takes a time, from which on a history is read",
     "--kafka": "--source-dir names the folder of the source run",
     "--only": "a replay without --mode is folded alone, and by the same command with --mode trained on later",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,24 +21,14 @@ def page(
     port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help="Port to listen on; without it a free one.")
     ] = None,
-    export: Annotated[
-        tuple[str, Path] | None,
-        typer.Option(help="Write this episode to an HTML file instead.", metavar="EPISODE FILE"),
-    ] = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Show a run in a browser until Ctrl-C, or write one of its episodes to a file.
+    """Show a run in a browser until Ctrl-C.
 
     Example: tracegrad page demo-20260102-030405
     """
     wiring = find_run(run, runs_dir)
     folder, name = wiring.run_dir, wiring.record.name
-    if export is not None:
-        from ..page.export import export_episode
-
-        id_, file = export_episode(folder, *export), export[1]
-        echo(f"episode {id_} is in {file}: {file.stat().st_size:,} bytes, which need nothing else")
-        return
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -2,22 +2,18 @@
 
     /episode/ID?color=advantage&all=1
 
-In: the run's index, its log, an episode's id. Out: the model of the view, also for a file (`--export`). Invariant:
-long texts are cut unless all is asked for, so that an episode of any size opens. Failure: RequestError for one that is
-not known.
+In: the run's index, its log, an episode's id. Out: the model of the view. Invariant: long texts are
+cut unless all is asked for, so that an episode of any size opens. Failure: RequestError for one that is not known.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.schemas.errors import RequestError
-from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import Reward
-from tracegrad.schemas.topics import Topics
 
 from ...index.lineage import Lineage, of_episodes
 from ...index.subject import Kind, taken_for
@@ -53,33 +49,6 @@ class EpisodeView(NamedTuple):
     """What was said of it behind its close, and counted; and of which call, by its number, or 0: of the whole."""
 
 
-def read_view(
-    connection: sqlite3.Connection,
-    log: Log,
-    topics: Topics,
-    asked: str,
-    *,
-    pieces: Pieces | None = None,
-    explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
-    color: str = "",
-    is_whole: bool = False,
-) -> EpisodeView:
-    """The view of an episode, by its id or how that begins. Blocks. Raises RequestError."""
-    try:
-        id_ = taken_for(connection, asked, Kind.EPISODE).id
-    except ValueError as error:
-        raise RequestError(str(error), status=404) from error
-    facts = facts_of(connection, id_)
-    read = read_episodes(log, topics, [facts]).get(id_)
-    if read is None:
-        raise RequestError(f"the record of episode {id_} is gone from the log, or cannot be read", status=404)
-    trained = read_trained(log, topics, connection, facts["group"])
-    spans = read_spans(log, topics, read.made)
-    lineage = of_episodes(connection, [id_], asked, Kind.EPISODE)
-    told = explain(read.episode, trained.feedback if trained is not None else ()) if explain is not None else {}
-    return view_of(facts, read.episode, trained, spans, lineage, told, pieces=pieces, color=color, is_whole=is_whole)
-
-
 def view_of(
     facts: Mapping[str, Any],
     episode: Episode,
@@ -92,7 +61,7 @@ def view_of(
     color: str = "",
     is_whole: bool = False,
 ) -> EpisodeView:
-    """The same of what was read. Pure."""
+    """The view of what was read. Pure."""
     by_call = trained.calls if trained is not None else {}
     own = {call.call_id: by_call[call.call_id] for call in episode.calls if call.call_id in by_call}
     known = [one.advantage for one in by_call.values() if one.advantage is not None]
@@ -127,20 +96,32 @@ def _asked(call: EpisodeCall) -> Iterator[str]:
 
 
 def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:
-    log = board.needed_log()
+    log, topics = board.needed_log(), board.topics
     with board.index() as connection:
-        seen = read_view(
-            connection,
-            log,
-            board.topics,
-            ask.rest,
-            pieces=board.pieces,
-            explain=board.explain,
-            color=ask.query.get("color", ""),
-            is_whole=ask.query.get("all") == "1",
-        )
-    form = form_of(board, seen.episode, int(seen.facts["at_ms"]), ask.query.get("rated", ""))
-    return {"seen": seen, "colors": COLORS, "is_file": False, "form": form}
+        try:
+            id_ = taken_for(connection, ask.rest, Kind.EPISODE).id
+        except ValueError as error:
+            raise RequestError(str(error), status=404) from error
+        facts = facts_of(connection, id_)
+        read = read_episodes(log, topics, [facts]).get(id_)
+        if read is None:
+            raise RequestError(f"the record of episode {id_} is gone from the log, or cannot be read", status=404)
+        trained = read_trained(log, topics, connection, facts["group"])
+        lineage = of_episodes(connection, [id_], ask.rest, Kind.EPISODE)
+    said = trained.feedback if trained is not None else ()
+    seen = view_of(
+        facts,
+        read.episode,
+        trained,
+        read_spans(log, topics, read.made),
+        lineage,
+        board.explain(read.episode, said) if board.explain is not None else {},
+        pieces=board.pieces,
+        color=ask.query.get("color", ""),
+        is_whole=ask.query.get("all") == "1",
+    )
+    form = form_of(board, seen.episode, int(facts["at_ms"]), ask.query.get("rated", ""))
+    return {"seen": seen, "colors": COLORS, "form": form}
 
 
 VIEW = View("episode", "Episode", "episodes/episode.html", _model, is_live=False, is_listed=False)

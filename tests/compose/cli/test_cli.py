@@ -104,6 +104,7 @@ def test_no_word_of_the_help_is_taken_for_markup() -> None:
         (("tail", "episodes", "--run-dir", "mine"), 78, "--run-dir: it is gone: name the run's folder"),
         (("topics", "create", "examples/calculator"), 78, "--bootstrap-servers"),
         (("replay", "--into", "x", "--kafka", "y"), 78, "--kafka: it is gone: --source-dir names the folder"),
+        (("page", "mine", "--export", "x", "y"), 78, "--export: it is gone: open the episode in `tracegrad page`"),
         (("replay", "--into", "x", "--from-file", "y"), 78, "--from-file: it is gone: --from takes a time"),
         (("nonsense",), 2, "No such command"),
     ],

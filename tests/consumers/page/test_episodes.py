@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +19,12 @@ from tracegrad.consumers.index.lineage import Lineage
 from tracegrad.consumers.index.query import Question, find
 from tracegrad.consumers.index.subject import Kind
 from tracegrad.consumers.page.board import Board, CallWorth
-from tracegrad.consumers.page.episodes.episode import read_view, view_of
-from tracegrad.consumers.page.episodes.export import file_of
+from tracegrad.consumers.page.episodes.episode import COLORS, EpisodeView, view_of
 from tracegrad.consumers.page.episodes.group_list import find_groups
+from tracegrad.consumers.page.episodes.rate import Form
 from tracegrad.consumers.page.episodes.records import facts_of_group, read_episodes, read_spans, read_trained
 from tracegrad.consumers.page.episodes.transcript import call_transcripts
+from tracegrad.consumers.page.render import render
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.where import parse
@@ -59,6 +58,11 @@ def hrefs(html: str) -> Iterator[str]:
     """Links, without what HTML escapes."""
     for found in re.finditer(r'href="(/[^"]*)"', html):
         yield found[1].replace("&amp;", "&")
+
+
+def drawn(seen: EpisodeView) -> str:
+    """Of an episode that no log holds."""
+    return render("episodes/episode.html", {"seen": seen, "colors": COLORS, "form": Form("none", {}, False, "")})
 
 
 def test_every_episode_of_a_run_is_shown(board: Board, episodes: list[dict[str, object]]) -> None:
@@ -135,7 +139,7 @@ def test_an_episode_names_the_rules_that_paid_it(board: Board, episodes: list[di
     small = read_episodes(board.log, TOPICS, [facts])[str(facts["episode"])].episode
     call = msgspec.structs.replace(small.calls[0], rewards=(AppliedReward(rule="air:tool_success", value=0.5),))
     paid = msgspec.structs.replace(small, calls=(call, call))
-    html = file_of(view_of(facts, paid, None, [], Lineage(asked="x", kind=Kind.EPISODE), {}), run="test")
+    html = drawn(view_of(facts, paid, None, [], Lineage(asked="x", kind=Kind.EPISODE), {}))
     assert "<code>air:tool_success</code> 1 in 2 calls" in html.split("by rules</dt>")[1]
 
 
@@ -202,24 +206,6 @@ def test_a_run_without_a_tokenizer_shows_what_records_tell(
     assert "ok" in text and "w1" not in text
 
 
-def test_an_episode_fits_into_a_file_that_needs_nothing_else(board: Board, episodes: list[dict[str, object]]) -> None:
-    """No script, no address, no image; its policy names its one style sheet by hash and forbids all else."""
-    trained = next(facts for facts in episodes if facts["step"] is not None)
-    assert board.log is not None
-    with board.index() as connection:
-        seen = read_view(connection, board.log, TOPICS, str(trained["episode"]), pieces=board.pieces)
-    html = file_of(seen, run="test")
-    elements, text = elements_of(html)
-    assert str(trained["episode"]) in text and "w3 w4 " in text
-    names = {name for _, attributes in elements for name in attributes}
-    assert not names & {"href", "src", "action", "style"} and "script" not in {tag for tag, _ in elements}
-    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'sha256-{digest}'" in html
-    assert not re.search(r"url\(|@import|https?:", style)
-    assert len(html) < 2_000_000
-
-
 def test_a_large_episode_opens_and_says_what_it_leaves_out(board: Board, episodes: list[dict[str, object]]) -> None:
     """Of 300 calls with 3,000 tokens each a page of less than 2 MB; all of them where that is asked for."""
     facts = next(facts for facts in episodes if facts["step"] is not None)
@@ -237,7 +223,7 @@ def test_a_large_episode_opens_and_says_what_it_leaves_out(board: Board, episode
     whole = call_transcripts(large, words, is_whole=True)
     assert len(whole) == 300 and len(whole[0].tokens) == 3_000 and whole[0].num_cut == 0
     lineage = Lineage(asked="x", kind=Kind.EPISODE)
-    html = file_of(view_of(facts, large, None, [], lineage, {}, pieces=words), run="test")
+    html = drawn(view_of(facts, large, None, [], lineage, {}, pieces=words))
     assert len(html) < 2_000_000 and "calls more" in html
 
 
