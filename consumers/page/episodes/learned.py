@@ -25,7 +25,6 @@ from .transcript import CallTranscript, Pieces, call_transcripts
 
 _MAX_ATTEMPTS = 200_000
 _MAX_TASKS = 500
-_WIDTH, _HEIGHT = 600.0, 80.0
 Records = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Episode] | None]
 """Facts of attempts -> their records by episode, as far as they are there; None: no log was there to ask. Blocks."""
 
@@ -90,26 +89,6 @@ class AttemptTranscript(NamedTuple):
     num_hidden: int
 
 
-class VersionBar(NamedTuple):
-    """A version between the two, in the picture's own units."""
-
-    version: int
-    step: int
-    reward: float
-    x: float
-    width: float
-    y: float
-    height: float
-
-
-class AttemptDot(NamedTuple):
-    """An attempt at this task, likewise."""
-
-    tried: HeldOutAttempt
-    x: float
-    y: float
-
-
 class LearnedTask(NamedTuple):
     """The view."""
 
@@ -119,8 +98,8 @@ class LearnedTask(NamedTuple):
     """None: it was attempted once."""
     changes: list[str]
     """What the last does that the first did not, in words."""
-    bars: list[VersionBar]
-    dots: list[AttemptDot]
+    versions: list[tuple[int, int, float]]
+    """(version, step, its mean reward in training) of those between the two."""
     before: Totals
     after: Totals
     others: list[HeldOutTask]
@@ -162,14 +141,12 @@ def learned_task(
     ends = [facts_of(connection, one.episode) for one in (chosen.first, chosen.last)[: len(chosen.tries)]]
     episodes = records(ends)
     shown = [_transcript(facts, (episodes or {}).get(facts["episode"]), pieces) for facts in ends]
-    bars, dots = _between(_versions(connection, chosen.tries), chosen.tries)
     return LearnedTask(
         task=chosen,
         first=shown[0],
         last=shown[1] if shown[1:] else None,
         changes=list(_changes(*shown)) if shown[1:] else [],
-        bars=bars,
-        dots=dots,
+        versions=_versions(connection, chosen.tries),
         before=_totals([one.first for one in tasks], tasks),
         after=_totals([one.last for one in tasks], tasks),
         others=tasks[:_MAX_TASKS],
@@ -191,7 +168,7 @@ def _totals(tries: Sequence[HeldOutAttempt], tasks: Sequence[HeldOutTask]) -> To
 
 
 def _versions(connection: sqlite3.Connection, tries: Sequence[HeldOutAttempt]) -> list[tuple[int, int, float]]:
-    """(version, step, mean reward), behind the first attempt's version up to the last one's."""
+    """Behind the first attempt's version up to the last one's."""
     numbers = [one.version for one in tries if one.version is not None]
     if not numbers:
         return []
@@ -205,37 +182,6 @@ def _versions(connection: sqlite3.Connection, tries: Sequence[HeldOutAttempt]) -
 def _transcript(facts: Mapping[str, Any], episode: Episode | None, pieces: Pieces | None) -> AttemptTranscript:
     calls = call_transcripts(episode, pieces) if episode is not None else []
     return AttemptTranscript(facts, calls, facts["calls"] - len(calls))
-
-
-def _between(
-    versions: Sequence[tuple[int, int, float]], tries: Sequence[HeldOutAttempt]
-) -> tuple[list[VersionBar], list[AttemptDot]]:
-    """Versions between the first attempt and the last, each as high as its step's reward; and the attempts."""
-    numbers = [one.version for one in tries if one.version is not None]
-    if not numbers:
-        return [], []
-    first, last = min(numbers), max(numbers)
-    rewards = [*(reward for *_, reward in versions), *(one.reward for one in tries if one.reward is not None), 0.0]
-    low, high = min(rewards), max(rewards)
-    scale, wide = _HEIGHT / ((high - low) or 1.0), _WIDTH / max(1, last - first)
-    bars = [
-        VersionBar(
-            version=version,
-            step=step,
-            reward=reward,
-            x=round((version - first - 1) * wide, 1),
-            width=round(max(1.0, wide - 1), 1),
-            y=round(_HEIGHT - (reward - low) * scale, 1),
-            height=round(max(0.5, (reward - low) * scale), 1),
-        )
-        for version, step, reward in versions
-    ]
-    dots = [
-        AttemptDot(one, round((one.version - first) * wide, 1), round(_HEIGHT - (one.reward - low) * scale, 1))
-        for one in tries
-        if one.version is not None and one.reward is not None
-    ]
-    return bars, dots
 
 
 def _changes(first: AttemptTranscript, last: AttemptTranscript) -> Iterator[str]:

@@ -83,7 +83,10 @@ def test_the_ends_are_the_first_attempt_and_the_last(board: Board) -> None:
     assert (found.first.facts["reward"], found.last.facts["reward"]) == (1.0, 0.0)
     assert (found.first.facts["version"], found.last.facts["version"]) == (0, 2)
     assert found.changes[0] == "reward 1 -> 0"
-    assert [dot.tried.reward for dot in found.dots] == [1.0, 1.0, 0.0]
+    assert [one.reward for one in found.task.tries] == [1.0, 1.0, 0.0]
+    assert found.versions == [(1, 1, 0.25), (2, 2, 0.5)]
+    html = draw(board, "/learned?task=lost-again")
+    assert '<td><a href="/groups?where=step%3D2">2</a></td><td>2</td><td>0.500</td>' in html
 
 
 def test_all_tasks_are_counted_before_and_after(board: Board) -> None:
