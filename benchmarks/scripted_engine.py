@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.render.local_render import LocalTemplate, load, render
+from tracegrad.producers.llm_gateway.render.local_render import LocalTemplate, load
 
 SAID = '<tool_call>\n{"name": "calc", "arguments": {"expr": "12+34"}}\n</tool_call>'
 MAX_TOKENS = 2048
@@ -36,7 +36,7 @@ def application(template: LocalTemplate, label: str) -> Starlette:
     async def render_chat(request: Request) -> Response:
         body = msgspec.json.decode(await request.body())
         to_generate = body.pop("add_generation_prompt", True)
-        found = render(template, OPENAI_CHAT.read(body), to_generate=to_generate)
+        found = template.ids(OPENAI_CHAT.read(body), to_generate=to_generate)
         return _json({"token_ids": found}, 400 if found is None else 200)
 
     async def derender(request: Request) -> Response:

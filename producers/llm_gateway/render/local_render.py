@@ -99,16 +99,22 @@ class LocalTemplate:
         self._special_tokens = special_tokens
         self.vocab_size: int = tokenizer.get_vocab_size()
 
-    def ids(self, request: ChatRequest, *, generation_prompt: bool) -> list[int]:
-        """The ids of a conversation that `can_render`. May raise whatever the template raises."""
-        text = self._template.render(
-            messages=[_plain(message) for message in request.messages],
-            tools=[_tool(tool) for tool in request.tools] if request.tools else None,
-            documents=None,
-            add_generation_prompt=generation_prompt,
-            **self._special_tokens,
-        )
-        return self.encode(text)
+    def ids(self, request: ChatRequest, *, to_generate: bool) -> list[int] | None:
+        """The ids of a conversation; None: not `can_render`, or the template refuses it, by anything that Jinja or its
+        own code can raise."""
+        if not can_render(request):
+            return None
+        try:
+            text = self._template.render(
+                messages=[_plain(message) for message in request.messages],
+                tools=[_tool(tool) for tool in request.tools] if request.tools else None,
+                documents=None,
+                add_generation_prompt=to_generate,
+                **self._special_tokens,
+            )
+            return self.encode(text)
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError):
+            return None
 
     def parse(self, request: ChatRequest, prompt_ids: Sequence[int], ids: Sequence[int]) -> ParsedMessage:
         """What sampled ids say."""
@@ -250,15 +256,14 @@ class LocalRenderer:
 
     async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
         """See Renderer."""
-        if can_render(request):
-            ids = render(self._template, request, to_generate=to_generate)
-            if ids and len(ids) < self._max_tokens:
-                return RenderedIds(ids=ids)
+        ids = self._template.ids(request, to_generate=to_generate)
+        if ids and len(ids) < self._max_tokens:
+            return RenderedIds(ids=ids)
         return await self._engine.ids(request, waits, to_generate=to_generate)
 
     async def count(self, request: ChatRequest, waits: Waits) -> int:
         """See Renderer."""
-        ids = render(self._template, request, to_generate=True) if can_render(request) else None
+        ids = self._template.ids(request, to_generate=True)
         return len(ids) if ids else await self._engine.count(request, waits)
 
     async def parse(
@@ -274,14 +279,6 @@ class LocalRenderer:
         return self._template.live(request, prompt_ids) if can_parse(request) else None
 
 
-def render(template: LocalTemplate, request: ChatRequest, *, to_generate: bool) -> list[int] | None:
-    """The ids, or None when the template refuses: it may raise anything that Jinja or its own code can."""
-    try:
-        return template.ids(request, generation_prompt=to_generate)
-    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError):
-        return None
-
-
 async def prove(folder: str, engine: Renderer, waits: Waits, *, max_tokens: int) -> LocalRenderer | None:
     """A local renderer that equals the engine on all probes, or None. Raises UnavailableError while it is away."""
     template = load(Path(folder))
@@ -293,8 +290,7 @@ async def prove(folder: str, engine: Renderer, waits: Waits, *, max_tokens: int)
             request = ChatRequest(messages=messages, tools=tools)
             for to_generate in (True, False):
                 theirs = await _engine_ids(engine, request, waits, to_generate=to_generate)
-                ours = render(template, request, to_generate=to_generate)
-                if not can_render(request) or theirs != ours:
+                if theirs != template.ids(request, to_generate=to_generate):
                     _LOGGER.info("rendering here differs from the engine's (probe %d): the engine renders", number)
                     return None
     request = ChatRequest(messages=(_ASK,), tools=_TOOLS)

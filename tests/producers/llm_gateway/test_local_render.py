@@ -45,7 +45,9 @@ class Engine:
         self.num_asked += 1
         if request.messages[0].content == "refuse":
             raise EngineRefusal("no", status=400)
-        return RenderedIds(ids=self.template.ids(request, generation_prompt=to_generate) + self.end)
+        ids = self.template.ids(request, to_generate=to_generate)
+        assert ids is not None
+        return RenderedIds(ids=ids + self.end)
 
     async def count(self, request: ChatRequest, waits: Any) -> int:
         return len((await self.ids(request, waits)).ids)
@@ -146,8 +148,7 @@ def test_a_prompt_is_neither_cut_nor_padded(folder: Path) -> None:
 def test_the_template_runs_in_a_sandbox(folder: Path) -> None:
     """A template cannot reach Python's internals."""
     (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(Exception, match="unsafe"):
-        loaded(folder).ids(asked(), generation_prompt=True)
+    assert loaded(folder).ids(asked(), to_generate=True) is None
 
 
 def test_half_a_character_is_held_back(folder: Path) -> None:
