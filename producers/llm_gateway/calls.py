@@ -130,7 +130,7 @@ class CallServer:
             await self._append(asked, record, answer, prompt, number)
             whole_s = parent.whole_s if parent else time.monotonic()
             self._remember(asked, before, drawn, answer, whole_s)
-        return ServedCall(answer=answer, events=events)
+        return ServedCall(answers=(answer,), events=events)
 
     def _record(self, asked: PolicyRequest, drawn: _Sample, answer: Answer, parent: EarlierCall | None) -> CallRecord:
         """Of a call that has ended now."""

@@ -204,7 +204,7 @@ class ChatEndpoints:
     async def _serve(self, asked: PolicyRequest, ids: Sequence[CallId]) -> ServedCall:
         served = await self._calls.serve(asked, ids)
         if asked.is_recorded and isinstance(asked.session, CapturedSession):
-            asked_for = [tool.id for answer in (served.answer, *served.others) for tool in answer.tool_calls]
+            asked_for = [tool.id for answer in served.answers for tool in answer.tool_calls]
             self._captured.answered(asked.session, asked.caller, asked.request, asked_for)
         return served
 
@@ -225,7 +225,7 @@ class ChatEndpoints:
         error: BaseException | None,
     ) -> None:
         leave()
-        is_delivered = served is not None and served.answer.outcome is CallOutcome.DELIVERED
+        is_delivered = served is not None and served.answers[0].outcome is CallOutcome.DELIVERED
         if isinstance(session, AttemptSession):
             # Any other 5xx is the answer to what this request holds: an agent that finds one would be tried again.
             session.last_fault = 503 if error is not None and status_of(error) == 503 else None
@@ -235,7 +235,7 @@ class ChatEndpoints:
         if not is_delivered:
             self._give_back(taken)
         if served is not None:
-            self._parts.metrics.add(CALLS_SERVED, served.answer.outcome, num=1 + len(served.others))
+            self._parts.metrics.add(CALLS_SERVED, served.answers[0].outcome, num=len(served.answers))
         elif error is not None:
             self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
 

@@ -40,16 +40,14 @@ class Answer(msgspec.Struct, kw_only=True):
 class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call whose record is acknowledged."""
 
-    answer: Answer
-    """Its outcome is to be settled once it was sent, or could not be."""
+    answers: tuple[Answer, ...]
+    """One, or several that were asked for; their outcomes are to be settled once they were sent, or could not be."""
     events: tuple[Event, ...]
-    """The answer, for its API's writer."""
-    others: tuple[Answer, ...] = ()
-    """Of several answers, those beside the first."""
+    """Of all of them, for their API's writer."""
 
     def delivered(self) -> None:
         """The client has it all."""
-        for answer in (self.answer, *self.others):
+        for answer in self.answers:
             answer.outcome = CallOutcome.DELIVERED
 
 
@@ -126,4 +124,4 @@ def merged(served: Sequence[ServedCall]) -> ServedCall:
     for index, (one, end) in enumerate(zip(served, ends, strict=True)):
         events += (ChoiceBegins(index), *one.events[1:-1], ChoiceEnds(end.reason))
     events[-1] = msgspec.structs.replace(ends[-1], sampled_tokens=sum(end.sampled_tokens for end in ends))
-    return ServedCall(answer=served[0].answer, events=tuple(events), others=tuple(one.answer for one in served[1:]))
+    return ServedCall(answers=tuple(answer for one in served for answer in one.answers), events=tuple(events))

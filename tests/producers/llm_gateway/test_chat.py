@@ -37,7 +37,7 @@ def made() -> ServedCall:
         sampled_tokens=1,
         is_cut=False,
     )
-    return ServedCall(answer=answer, events=events)
+    return ServedCall(answers=(answer,), events=events)
 
 
 class Request:
@@ -96,7 +96,7 @@ async def test_an_answer_that_was_sent_is_delivered() -> None:
     request.goes_on.set()
     ((served, error),) = await request.end()
     assert served is not None and error is None
-    assert served.answer.outcome is CallOutcome.DELIVERED
+    assert served.answers[0].outcome is CallOutcome.DELIVERED
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -107,7 +107,7 @@ async def test_an_answer_that_cannot_be_sent_gives_its_slot_back(is_stream: bool
     request.broken_from = 1
     ((served, error),) = await request.end(OSError)
     assert served is not None and error is None
-    assert served.answer.outcome is CallOutcome.CLIENT_DISCONNECTED
+    assert served.answers[0].outcome is CallOutcome.CLIENT_DISCONNECTED
 
 
 async def test_an_error_that_cannot_be_sent_gives_its_slot_back() -> None:
@@ -127,7 +127,7 @@ async def test_a_client_lost_between_comments_does_not_stop_the_call() -> None:
     request.goes_on.set()
     ((served, error),) = await request.end(OSError)
     assert served is not None and error is None
-    assert served.answer.outcome is CallOutcome.CLIENT_DISCONNECTED
+    assert served.answers[0].outcome is CallOutcome.CLIENT_DISCONNECTED
 
 
 async def test_a_cancelled_request_gives_its_slot_back() -> None:
@@ -149,4 +149,4 @@ async def test_a_request_cancelled_while_it_sends_gives_its_slot_back() -> None:
     request.task.cancel()
     ((served, error),) = await request.end(asyncio.CancelledError)
     assert served is not None and error is None
-    assert served.answer.outcome is CallOutcome.CLIENT_DISCONNECTED
+    assert served.answers[0].outcome is CallOutcome.CLIENT_DISCONNECTED
