@@ -41,20 +41,19 @@ class Conversations:
     """
 
     def __init__(self) -> None:
-        self._by_answer: dict[CallId, tuple[Message, ...]] = {}
-        self._scopes: dict[CallId, bytes] = {}
+        self._by_answer: dict[CallId, tuple[bytes, tuple[Message, ...]]] = {}
         self.num_ids = 0
         """What is held, as so many token ids."""
 
     def keep(self, call_id: CallId, messages: tuple[Message, ...], scope: bytes = b"") -> None:
         """Adds a conversation that ends with an answer, and which client got that."""
-        self._scopes[call_id] = scope
-        self._by_answer[call_id] = messages
+        self._by_answer[call_id] = scope, messages
         self.num_ids += sum(len(msgspec.json.encode(message)) for message in messages) // _BYTES_PER_ID
 
     def find(self, call_id: CallId, scope: bytes | None = None) -> tuple[Message, ...] | None:
         """The conversation that ends with this answer, if it is kept here, and for this client, if one is given."""
-        return self._by_answer.get(call_id) if scope in (None, self._scopes.get(call_id)) else None
+        of, messages = self._by_answer.get(call_id, (None, None))
+        return messages if scope in (None, of) else None
 
 
 class Session:
@@ -144,10 +143,6 @@ class CapturedSession(Session):
         self.tool_calls: BoundedMap[str, bytes] = BoundedMap(_MAX_TOOL_CALLS)
         """Those that its last answers ask for, by id, and which client got the answer."""
         self.retries = Retries()
-
-    def remember_tools(self, ids: Sequence[str], scope: bytes) -> None:
-        """An answer to this client asks for these tool calls."""
-        self.tool_calls.update(dict.fromkeys(ids, scope))
 
     def _add_call(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
         self.retries.register(answer.call_id, prompt_ids, number)

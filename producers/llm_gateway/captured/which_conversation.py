@@ -131,7 +131,7 @@ class CapturedConversations:
         self, session: CapturedSession, caller: Caller, request: ChatRequest, asked_for: Sequence[str]
     ) -> None:
         """A call was answered by these tool calls."""
-        session.remember_tools(asked_for, caller.scope)
+        session.tool_calls.update(dict.fromkeys(asked_for, caller.scope))
         if caller.trace_id is not None and caller.rollout_id is None:
             results = (message.tool_call_id for message in request.messages if message.tool_call_id)
             self.nesting.answered(caller.trace_id, results, asked_for)

@@ -193,5 +193,5 @@ async def test_ids_of_two_conversations_and_ids_that_were_never_drawn_join_neith
 def test_remembered_tool_calls_are_bounded() -> None:
     """The oldest are forgotten."""
     session = CapturedSession("k")
-    session.remember_tools([f"call_{i}" for i in range(1_001)], b"")
+    session.tool_calls.update({f"call_{i}": b"" for i in range(1_001)})
     assert len(session.tool_calls) == 1_000 and "call_0" not in session.tool_calls
