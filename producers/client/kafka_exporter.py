@@ -60,9 +60,9 @@ class KafkaSpanExporter(SpanExporter):
         for piece in pieces:
             try:
                 future = self._writer.append(topic, key=trace_key(piece.trace_id), value=piece.value())
-                waiting.append((piece.num_items, future))
+                waiting.append((len(piece.items), future))
             except TracegradError as error:
-                self._lose(type(error).__name__, piece.num_items, error)
+                self._lose(type(error).__name__, len(piece.items), error)
         for num, future in waiting:
             try:
                 future.result(max(0.0, until_s - time.monotonic()))

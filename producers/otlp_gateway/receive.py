@@ -127,7 +127,7 @@ class Receiver:
         await asyncio.wait_for(self._append(signal, found), self._handles.ack_timeout_s)
         self.metrics.add(REQUESTS)
         counter = SPANS if signal is TRACES else LOG_RECORDS
-        self.metrics.add(counter, num=sum(piece.num_items for piece in found.pieces))
+        self.metrics.add(counter, num=sum(len(piece.items) for piece in found.pieces))
         self._evaluations.count(found.evaluations)
         return _answer(signal, found)
 

@@ -8,7 +8,7 @@ resources and scopes of its items, and says its size before it is built. Failure
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -37,30 +37,21 @@ class Piece:
         self.num_bytes = 0
         """At least those of the record."""
         self._signal = signal
-        self._items: list[tuple[Any, Any, Any]] = []
-
-    @property
-    def num_items(self) -> int:
-        """How many it has."""
-        return len(self._items)
-
-    @property
-    def items(self) -> Sequence[tuple[Any, Any, Any]]:
+        self.items: list[tuple[Any, Any, Any]] = []
         """Each behind its resource and scope."""
-        return self._items
 
     def add_item(self, of_resource: Any, of_scope: Any, item: Any, *, head: int, size: int) -> None:
         """Takes one item; `head` bytes wrap it, `size` are its own."""
-        last = self._items[-1] if self._items else (None, None, None)
+        last = self.items[-1] if self.items else (None, None, None)
         self.num_bytes += size + head * ((last[0] is not of_resource) + (last[1] is not of_scope))
-        self._items.append((of_resource, of_scope, item))
+        self.items.append((of_resource, of_scope, item))
 
     def value(self) -> bytes:
         """The bytes of an export request."""
         signal = self._signal
         request = signal.request()
         resource_of = scope_of = opened = scope = None
-        for of_resource, of_scope, item in self._items:
+        for of_resource, of_scope, item in self.items:
             if resource_of is not of_resource:
                 opened = getattr(request, signal.resources).add(schema_url=of_resource.schema_url)
                 opened.resource.CopyFrom(of_resource.resource)

@@ -24,6 +24,6 @@ def test_split_keeps_every_span_within_the_target() -> None:
             request.resource_spans.extend(part.resource_spans)
         pieces, _ = split(TRACES, request, target_bytes=600, item_limit_bytes=10_000)
         assert span_ids(piece.value() for piece in pieces) == sorted(expected)
-        assert all(len(piece.value()) <= 600 or piece.num_items == 1 for piece in pieces)
+        assert all(len(piece.value()) <= 600 or len(piece.items) == 1 for piece in pieces)
         assert all(len(piece.value()) <= piece.num_bytes for piece in pieces)
         assert {piece.trace_id for piece in pieces} == {trace for trace, _ in expected}
