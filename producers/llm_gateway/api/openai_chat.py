@@ -7,7 +7,7 @@ the policy's are refused; what is left (stored completions, service tiers) is ke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -120,9 +120,17 @@ def _read(body: dict[str, Any]) -> ChatRequest:
 
 
 def _wishes(read: _Body, body: dict[str, Any]) -> Wishes:
-    named = {} if read.max_completion_tokens is None else {"max_tokens": read.max_completion_tokens}
-    names = {"max_tokens": "max_completion_tokens"} if named else {}
-    wishes = _wishes_of(body, names, **named)
+    """The sampling fields of a body. Raises RequestError."""
+    named = {name: body[name] for name in Wishes.__struct_fields__ if body.get(name) is not None}
+    names: dict[str, str] = {}
+    if read.max_completion_tokens is not None:
+        named["max_tokens"], names["max_tokens"] = read.max_completion_tokens, "max_completion_tokens"
+    if isinstance(named.get("stop"), str):
+        named["stop"] = [named["stop"]]
+    named["filters"] = {
+        name: body[name] for name, neutral in _FILTERS.items() if body.get(name) not in (None, neutral, {}, [])
+    }
+    wishes = read_as(named, Wishes, names)
     return msgspec.structs.replace(wishes, top_logprobs=(wishes.top_logprobs or 0) if read.logprobs else None)
 
 
@@ -259,18 +267,6 @@ def _choice(index: int) -> dict[str, Any]:
 
 def _call_form(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _wishes_of(body: dict[str, Any], names: Mapping[str, str], **instead: Any) -> Wishes:
-    """The sampling fields of a body, or what stands for some of them, and their names in this API. Raises
-    RequestError."""
-    named = {name: body[name] for name in Wishes.__struct_fields__ if body.get(name) is not None} | instead
-    if isinstance(named.get("stop"), str):
-        named["stop"] = [named["stop"]]
-    named["filters"] = {
-        name: body[name] for name, neutral in _FILTERS.items() if body.get(name) not in (None, neutral, {}, [])
-    }
-    return read_as(named, Wishes, names)
 
 
 def _check_best_of(body: dict[str, Any], num_choices: int | None) -> None:
