@@ -39,10 +39,11 @@ from tracegrad.producers.llm_gateway.engines.generate import KnownVersions
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log.mac import KeyRing, Refusal
+from tracegrad.schemas.log.mac import KeyRing
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import DEAD_LETTERS, RECORDS_REFUSED, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
 from tracegrad.schemas.records.training import TRAINING_STEPS
@@ -261,7 +262,7 @@ def test_trainers_batches() -> None:
 class _Trusting(KeyRing):
     """As if a program of the run had written each of them."""
 
-    def refusal(self, topic: Topic, record: Record) -> Refusal | None:
+    def refusal(self, topic: Topic, record: Record) -> Reason | None:
         return None
 
 

@@ -20,10 +20,11 @@ from tracegrad.schemas.attributes import ROLLOUT_KEYS
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
-from tracegrad.schemas.log.mac import KeyRing, Refusal, is_by_own_run, signer_of
+from tracegrad.schemas.log.mac import KeyRing, is_by_own_run, signer_of
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
 from tracegrad.schemas.otlp.read import decode_spans, spans_of
 from tracegrad.schemas.policies import partition_of
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
     CallEnded,
@@ -104,7 +105,7 @@ def gather(
             if letter is not None and letter in (b"", _digest(record)):
                 del seen.unseen_origins[record.position]
             if refusal := ring.refusal(topic, record):
-                if refusal is not Refusal.OTHER_RUN:
+                if refusal is not Reason.OTHER_RUN:
                     seen.leave_out(record, str(refusal))
                     seen.feedback.num_forged += topic is Topic.REWARDS and _is_feedback(record)
                 continue

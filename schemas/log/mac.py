@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from enum import StrEnum
 
 from ..ids import RunHash, parse_rollout_id, run_hash_of
+from ..reasons import Reason
 from ..topics import REGISTRY, Topic
 from .protocol import Record
 
@@ -43,17 +43,6 @@ _ABSENT = b"\xff\xff\xff\xff"
 """In the place of a length: no record is so long."""
 
 
-class Refusal(StrEnum):
-    """Why a record of a signed topic does not count."""
-
-    OTHER_RUN = "other_run"
-    """Of a run that this one does not select: its business, and common on shared topics."""
-    UNSIGNED = "unsigned"
-    """No MAC, or more than one."""
-    MISMATCH = "mismatch"
-    """Not by the key of the run that may write it, or over another topic, key or value."""
-
-
 class KeyRing:
     """The keys of a run and of the runs that it selects. Thread-safe: it never changes.
 
@@ -74,24 +63,28 @@ class KeyRing:
         run = self._run.encode()
         return MAC_HEADER, run + b":" + _mac(self._keys[run], topic, key, value)
 
-    def refusal(self, topic: Topic, record: Record) -> Refusal | None:
-        """Why a record of this topic does not count; None: it does, or the topic is not signed."""
+    def refusal(self, topic: Topic, record: Record) -> Reason | None:
+        """Why a record of this topic does not count; None: it does, or the topic is not signed.
+
+        OTHER_RUN: of a run that this one does not select. UNSIGNED: no MAC, or several. MISMATCH: not by the key of the
+        run that may write it, or over another topic, key or value.
+        """
         return self._refusal(topic, record) if topic in SIGNED else None
 
     def vouches(self, topic: Topic, record: Record) -> bool:
         """Whether a program of one of the ring's runs wrote a record of a topic that counts without that, too."""
         return self._refusal(topic, record) is None
 
-    def _refusal(self, topic: Topic, record: Record) -> Refusal | None:
+    def _refusal(self, topic: Topic, record: Record) -> Reason | None:
         given = [value for name, value in record.headers if name == MAC_HEADER]
         named, _, mac = given[0].partition(b":") if len(given) == 1 else (b"", b"", b"")
         writer = self._writer_of(topic, record.key) or named
         if writer and writer not in self._keys:
-            return Refusal.OTHER_RUN
+            return Reason.OTHER_RUN
         if not named:
-            return Refusal.UNSIGNED
+            return Reason.UNSIGNED
         expected = _mac(self._keys[writer], topic, record.key, record.value)
-        return None if named == writer and hmac.compare_digest(mac, expected) else Refusal.MISMATCH
+        return None if named == writer and hmac.compare_digest(mac, expected) else Reason.MISMATCH
 
     def _writer_of(self, topic: Topic, key: bytes | None) -> bytes | None:
         """The run that may write under this key; None: any of the ring's, for a trace's or a conversation's key."""

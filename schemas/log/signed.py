@@ -19,8 +19,9 @@ from concurrent.futures import Future
 import msgspec
 
 from ..metrics import UNVERIFIED, Metrics
+from ..reasons import Reason
 from ..topics import Topic, Topics
-from .mac import MAC_HEADER, SIGNED, VOUCHED, KeyRing, Refusal
+from .mac import MAC_HEADER, SIGNED, VOUCHED, KeyRing
 from .protocol import Headers, Log, LogReader, LogWriter, Offsets, Position, Record, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class SignedLog:
         self._ring = ring
         self._topics = {topics.name(topic): topic for topic in SIGNED | VOUCHED}
         self._metrics = metrics
-        self._said: set[tuple[Topic, Refusal]] = set()
+        self._said: set[tuple[Topic, Reason]] = set()
 
     def writer(self) -> LogWriter:
         return _Writer(self._log.writer(), self._ring, self._topics)
@@ -63,7 +64,7 @@ class SignedLog:
         if topic is None or refusal is None:
             return record
         self._metrics.add(UNVERIFIED, topic, refusal)
-        if refusal is not Refusal.OTHER_RUN and (topic, refusal) not in self._said:
+        if refusal is not Reason.OTHER_RUN and (topic, refusal) not in self._said:
             self._said.add((topic, refusal))
             logger.warning("left out %r, of which no key of the run says who wrote it: %s", record, refusal.value)
         return None

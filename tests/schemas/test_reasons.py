@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.house import FILES, ROOT, name_of, tree_of
-from tracegrad.schemas.log.mac import Refusal
 from tracegrad.schemas.reasons import Reason, Row, reason_text, reasons_markdown, row_of
 from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -42,7 +41,7 @@ def test_whatever_gives_a_reason_gives_a_member() -> None:
     """Over all rooms: a word that nobody explains helps nobody."""
     assert [one for path in FILES for one in literals(path)] == []
     assert sum(path.read_text().count("reason=Reason.") for path in FILES) > 20
-    assert [word for word in Refusal if not row_of(word).seen] == []
+    assert [word for word in Reason if not row_of(word).seen] == []
     words = (RolloutState.ABORTED, RolloutState.GIVEN_UP, CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
     assert [word for word in words if not row_of(word).seen] == []
 

@@ -20,9 +20,10 @@ from tests.versions import RUN
 from tracegrad.consumers.audit.read import gather
 from tracegrad.consumers.audit.versions import check_versions
 from tracegrad.schemas.ids import RunHash, RunName
-from tracegrad.schemas.log.mac import KeyRing, Refusal
+from tracegrad.schemas.log.mac import KeyRing
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
@@ -172,7 +173,7 @@ def is_same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.
 class _Trusting(KeyRing):
     """Of a log on which nobody signs: that is the shell's part."""
 
-    def refusal(self, topic: Topic, record: Record) -> Refusal | None:
+    def refusal(self, topic: Topic, record: Record) -> Reason | None:
         return None
 
 

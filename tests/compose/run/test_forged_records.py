@@ -33,10 +33,11 @@ from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import follow, read_to_end
 from tracegrad.schemas.log.ledger import Ledger
-from tracegrad.schemas.log.mac import SIGNED, KeyRing, Refusal
+from tracegrad.schemas.log.mac import SIGNED, KeyRing
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.log.signed import SignedLog
 from tracegrad.schemas.metrics import UNVERIFIED, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.folds import build_fold
 from tracegrad.streams.shell.assignment import Assignment
@@ -268,8 +269,8 @@ def test_each_forged_record_is_counted_with_its_reason() -> None:
         assert found == streams.values(topic)
     num_forged = NUM_FORGED * len(SIGNED)
     assert metrics.value(UNVERIFIED) == num_forged
-    reasons = {reason: sum(metrics.value(UNVERIFIED, topic, reason) for topic in SIGNED) for reason in Refusal}
-    assert reasons[Refusal.UNSIGNED] + reasons[Refusal.MISMATCH] == num_forged and reasons[Refusal.UNSIGNED]
+    reasons = {reason: sum(metrics.value(UNVERIFIED, topic, reason) for topic in SIGNED) for reason in Reason}
+    assert reasons[Reason.UNSIGNED] + reasons[Reason.MISMATCH] == num_forged and reasons[Reason.UNSIGNED]
 
 
 def test_the_audit_names_each_forged_record_and_counts_without_it() -> None:

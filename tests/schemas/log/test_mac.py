@@ -7,8 +7,9 @@ import pytest
 from tests.forgery import HOW, OTHER, OTHER_KEY, forged
 from tests.streams.make import RUN_HASH, rollout
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, KeyRing, Refusal
+from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, KeyRing
 from tracegrad.schemas.log.protocol import Headers, Record
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.topics import Topic
 
 RUN = RunHash(RUN_HASH)
@@ -43,7 +44,7 @@ def test_every_way_to_forge_is_refused(how: str) -> None:
     ring = KeyRing(RUN, {RUN: KEY, OTHER: OTHER_KEY})
     wishes = list(forged(len(SIGNED) * len(HOW), RING))
     found = wishes[HOW.index(how) * len(SIGNED) :][: len(SIGNED)]
-    expected = Refusal.UNSIGNED if how in ("unsigned", "two_macs") else Refusal.MISMATCH
+    expected = Reason.UNSIGNED if how in ("unsigned", "two_macs") else Reason.MISMATCH
     for topic, key, value, headers in found:
         assert ring.refusal(topic, record(topic, key, value, headers)) is expected
 
@@ -54,12 +55,12 @@ def test_another_run_speaks_of_its_own_rollouts_where_it_is_selected(topic: Topi
     other, own = KeyRing(OTHER, {OTHER: OTHER_KEY}), OTHER + "0" * 20
     selecting = KeyRing(RUN, {RUN: KEY, OTHER: OTHER_KEY})
     theirs = record(topic, own.encode(), b"v", (other.sign(topic, own.encode(), b"v"),))
-    assert (selecting.refusal(topic, theirs), RING.refusal(topic, theirs)) == (None, Refusal.OTHER_RUN)
+    assert (selecting.refusal(topic, theirs), RING.refusal(topic, theirs)) == (None, Reason.OTHER_RUN)
     about_us = rollout(1).encode()
     meddling = record(topic, about_us, b"v", (other.sign(topic, about_us, b"v"),))
-    assert selecting.refusal(topic, meddling) is Refusal.MISMATCH
+    assert selecting.refusal(topic, meddling) is Reason.MISMATCH
     copied = record(Topic.WEIGHTS, b"policy", b"v", (other.sign(Topic.WEIGHTS, b"policy", b"v"),))
-    assert selecting.refusal(Topic.WEIGHTS, copied) is Refusal.MISMATCH
+    assert selecting.refusal(Topic.WEIGHTS, copied) is Reason.MISMATCH
 
 
 def test_feedback_on_what_no_run_owns_is_believed_of_any_key_on_the_ring() -> None:
@@ -68,15 +69,15 @@ def test_feedback_on_what_no_run_owns_is_believed_of_any_key_on_the_ring() -> No
         signed = (RING.sign(Topic.REWARDS, key, value),)
         assert RING.refusal(Topic.REWARDS, record(Topic.REWARDS, key, value, signed)) is None
         stranger = (KeyRing(OTHER, {OTHER: OTHER_KEY}).sign(Topic.REWARDS, key, value),)
-        assert RING.refusal(Topic.REWARDS, record(Topic.REWARDS, key, value, stranger)) is Refusal.OTHER_RUN
-        assert RING.refusal(Topic.REWARDS, record(Topic.REWARDS, key, value, ())) is Refusal.UNSIGNED
+        assert RING.refusal(Topic.REWARDS, record(Topic.REWARDS, key, value, stranger)) is Reason.OTHER_RUN
+        assert RING.refusal(Topic.REWARDS, record(Topic.REWARDS, key, value, ())) is Reason.UNSIGNED
 
 
 @pytest.mark.parametrize("given", [b"", b":", b"0123abcd", b"0123abcd:", b"\xff:\xff", b"0123abcd:" + b"\xe9" * 64])
 def test_headers_that_are_none_are_refused(given: bytes) -> None:
     """And nothing raises, whatever the bytes."""
     found = record(Topic.WEIGHTS, b"policy", b"v", ((MAC_HEADER, given),))
-    assert RING.refusal(Topic.WEIGHTS, found) in (Refusal.UNSIGNED, Refusal.MISMATCH)
+    assert RING.refusal(Topic.WEIGHTS, found) in (Reason.UNSIGNED, Reason.MISMATCH)
 
 
 def test_no_byte_moves_between_topic_key_and_value() -> None:
