@@ -9,10 +9,13 @@ Invariant: the order of the episodes changes nothing. Failure: none; of an episo
 from __future__ import annotations
 
 import math
+import statistics
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import is_usable
@@ -100,7 +103,7 @@ class _Sums:
             num_calls=len(self._returns[0]),
             gained=tuple(sorted(by_b - by_a)),
             lost=tuple(sorted(by_a - by_b)),
-            rank_correlation=_correlation(_ranks(self._returns[0]), _ranks(self._returns[1])),
+            rank_correlation=_correlation(*self._returns),
             paid=(_summed(self._paid[0]), _summed(self._paid[1])),
             most=tuple(one for one in self._changes if one[1]),
         )
@@ -120,23 +123,16 @@ def _summed(paid: Paid) -> dict[str, float]:
     return {name: math.fsum(value * num for value, num in paid[name].items()) for name in sorted(paid)}
 
 
+def _correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+    """Of the ranks (Spearman's); None where one side's values are all alike."""
+    try:
+        return statistics.correlation(_ranks(xs), _ranks(ys))
+    except statistics.StatisticsError:
+        return None
+
+
 def _ranks(values: Sequence[float]) -> list[float]:
     """From 0; equal values share the mean of theirs."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    begin = 0
-    for at in range(1, len(order) + 1):
-        if at == len(order) or values[order[at]] != values[order[begin]]:
-            for place in order[begin:at]:
-                ranks[place] = (begin + at - 1) / 2
-            begin = at
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: list[float] = (np.cumsum(counts) - (counts + 1) / 2)[place].tolist()
     return ranks
-
-
-def _correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    if not xs:
-        return None
-    mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
-    across = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    squares = [math.fsum((x - mean) ** 2 for x in values) for values, mean in ((xs, mean_x), (ys, mean_y))]
-    return across / math.sqrt(squares[0] * squares[1]) if all(squares) else None

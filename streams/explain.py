@@ -14,13 +14,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tracegrad.schemas.records.episodes import AppliedReward, Episode
+from tracegrad.schemas.records.episodes import AIR_RULE, Episode
 from tracegrad.schemas.records.rollouts import is_usable
 
 from .assemble.air.apply import payments
 from .assemble.air.rules import AirConfig
 from .assemble.air.signals import Signal
 from .credit.config import CreditConfig
+from .credit.strategies.peers import peers_of_group
 from .credit.strategies.rated import ratings_of
 from .credit.strategies.strategy import CallCredit, final
 
@@ -82,22 +83,16 @@ def _parts(
     if strategy == "turn":
         yield from earned[place]
     elif strategy == "agent":
-        named = {call.agent for call in calls if call.agent}
-        sole = named.pop() if len(named) == 1 else ""
-        agent = calls[place].agent or sole
-        for call, own in zip(calls, earned, strict=True):
-            yield from own if (call.agent or sole) == agent else ()
+        (agents,) = peers_of_group([episode], "rollout")
+        for agent, own in zip(agents, earned, strict=True):
+            yield from own if agent == agents[place] else ()
     elif strategy != "broadcast":
         for later, own in enumerate(earned[place:]):
             for part in own:
-                if episode.rollout_id is not None or _is_automatic(part):
+                if episode.rollout_id is not None or part.what.startswith(AIR_RULE):
                     yield part._replace(factor=credit.gamma**later)
         if episode.rollout_id is None:
             yield from (ReturnPart("rating", "", value, 1.0) for value in ratings_of(calls)[place])
-
-
-def _is_automatic(part: ReturnPart) -> bool:
-    return AppliedReward(rule=part.what, value=part.value).is_automatic
 
 
 def _whys(episode: Episode, air: AirConfig) -> dict[tuple[int, int], str]:

@@ -39,7 +39,10 @@ def reward_of(rewards: Sequence[Reward], awaited: Iterable[str] = ()) -> tuple[f
 
 
 def with_rewards(calls: Sequence[EpisodeCall], rewards: Iterable[Reward]) -> tuple[EpisodeCall, ...]:
-    """The calls with the rewards that target them, or a tool call that they asked for, behind what they have."""
+    """The calls with these rewards, each at the call that it targets, or that asked for the tool call that it targets.
+
+    They stand behind what rules paid; what else the calls had goes.
+    """
     asked_by = {tool.id: call.call_id for call in calls for tool in call.tool_calls}
     targeted: dict[str, list[Reward]] = {}
     for reward in rewards:
@@ -49,7 +52,12 @@ def with_rewards(calls: Sequence[EpisodeCall], rewards: Iterable[Reward]) -> tup
         call_id: [AppliedReward(rule=name, value=value) for name, value in _values(rated)]
         for call_id, rated in targeted.items()
     }
-    return tuple(msgspec.structs.replace(call, rewards=(*call.rewards, *given.get(call.call_id, ()))) for call in calls)
+    return tuple(
+        msgspec.structs.replace(
+            call, rewards=(*(one for one in call.rewards if one.is_automatic), *given.get(call.call_id, ()))
+        )
+        for call in calls
+    )
 
 
 def rated_anew(episode: Episode, said: Iterable[Reward]) -> Episode:
@@ -59,12 +67,8 @@ def rated_anew(episode: Episode, said: Iterable[Reward]) -> Episode:
     for reward in sorted((*counting, *said), key=said_at):
         last[reward.source, reward.idempotency_key, reward.target or ""] = reward
     rewards = tuple(sorted(last.values(), key=in_order))
-    paid = [
-        msgspec.structs.replace(call, rewards=tuple(reward for reward in call.rewards if reward.is_automatic))
-        for call in episode.calls
-    ]
     total, unscored = reward_of(rewards)
-    calls = tuple(map(_chosen, with_rewards(paid, rewards)))
+    calls = tuple(map(_chosen, with_rewards(episode.calls, rewards)))
     return msgspec.structs.replace(episode, calls=calls, rewards=rewards, reward=total, unscored=unscored)
 
 

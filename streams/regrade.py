@@ -84,11 +84,7 @@ def graded_anew(
     # Not when they are given: a function of what is recorded gives the same records whenever it is asked.
     new = [msgspec.structs.replace(one, at_ms=said_at.get((one.name, one.target), latest)) for one in given]
     rewards = tuple(sorted((*new, *(one for one in episode.rewards if one.source not in replaced)), key=in_order))
-    bare = [
-        msgspec.structs.replace(call, rewards=tuple(one for one in call.rewards if one.is_automatic))
-        for call in episode.calls
-    ]
     total, unscored = (None, why) if why else reward_of(rewards, awaited)
     return msgspec.structs.replace(
-        episode, calls=with_rewards(bare, rewards), rewards=rewards, reward=total, unscored=unscored
+        episode, calls=with_rewards(episode.calls, rewards), rewards=rewards, reward=total, unscored=unscored
     )

@@ -43,10 +43,18 @@ def link_of_call(call: CallRecord | UpstreamCall, runs: Container[str]) -> LinkF
 
 
 def links_of_ids(fact: SpanFact | LogFact, runs: Container[str]) -> list[LinkFact]:
-    """By the gateway's ids that a captured span, or one of its log events, repeats; an attempt's key is none."""
+    """By the gateway's ids that a captured span, or one of its log events, repeats."""
+    ids = (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids)
+    return _links_by(LinkSource.ID, ids, fact, runs)
+
+
+def _links_by(
+    source: LinkSource, ids: Iterable[str | None], fact: SpanFact | LogFact, runs: Container[str]
+) -> list[LinkFact]:
+    """From the trace of a fact to the keys in these ids; an attempt's key is none."""
     return [
-        LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
-        for minted in (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids)
+        LinkFact(trace_id=fact.trace_id, key=key, source=source, minted_id=minted)
+        for minted in ids
         if minted and (key := key_in(minted)) and key != fact.trace_id and not attempt_of(key, runs)
     ]
 
@@ -100,21 +108,13 @@ class Conversations:
         links, named = links_of_ids(fact, self._runs), _named(fact, attributes, source.resource, self._runs)
         told = fact.response_id or fact.tool_call_id or fact.requested_tool_call_ids
         if not told and (fact.kind is SpanKind.LLM or source.scope == CREWAI):
-            links = self._links_of_history(fact, repeated_ids(span, source.scope))
+            links = _links_by(LinkSource.HISTORY, repeated_ids(span, source.scope), fact, self._runs)
         if named is None:
             return links
         if named.source is LinkSource.SESSION and not self._is_conversation(named.key, fact):
             self._metrics.add(SESSIONS_IGNORED)
             return links
         return [*links, named]
-
-    def _links_of_history(self, fact: SpanFact, ids: Iterable[str]) -> list[LinkFact]:
-        """Of a span that repeats no id of its own."""
-        return [
-            LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.HISTORY, minted_id=minted)
-            for minted in ids
-            if (key := key_in(minted)) and key != fact.trace_id and not attempt_of(key, self._runs)
-        ]
 
     def _is_conversation(self, key: str, fact: SpanFact) -> bool:
         traces = self._open.renew(key, {})

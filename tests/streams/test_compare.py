@@ -41,12 +41,16 @@ PAST = [
 
 
 def test_a_rule_gives_spread_to_one_group_and_takes_it_from_another() -> None:
-    """Returns 0 0 | .5 0 without it, .5 0 | .5 .5 with it. Ranks 1 1 3 1 and 2 0 2 2 (from 0): correlation 1 / 3."""
+    """Returns 0 0 | .5 0 without it, .5 0 | .5 .5 with it. Ranks 1 1 3 1 and 2 0 2 2 (from 0): correlation 1 / 3;
+    with a return of 1 more on both sides, 1 1 3 1 4 and 2 0 2 2 4: 3 / 4.
+    """
     got = compare(PAST, side(), side(OK))
     assert (got.num_groups, got.num_calls, got.gained, got.lost) == (2, 4, ("flat",), ("told",))
     assert got.paid == ({}, {"air:ok a": 1.0})
     assert got.most == (("flat0", 0.5), ("told1", 0.5))
     assert got.rank_correlation == pytest.approx(1 / 3)
+    best = of_group("best", 0, "failed", 1.0, size=1)
+    assert compare([*PAST, best], side(), side(OK)).rank_correlation == pytest.approx(3 / 4)
 
 
 def test_the_same_rules_change_nothing_whatever_the_order() -> None:

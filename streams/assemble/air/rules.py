@@ -139,7 +139,7 @@ class AirRule(Section, frozen=True, kw_only=True):
             and _is_like(signal.finish_reason, self.finish_reason)
             and self.unparsable in (None, signal.unparsable)
             and self.repeated in (None, signal.repeated)
-            and all(_is_over(number, bound) for number, bound in self._numbers(signal))
+            and all(_is_over(number, bound) for number, bound in self._numbers(signal).values())
             and (self.at_least is None or (signal.score is not None and signal.score >= self.at_least))
             and (self.below is None or (signal.score is not None and signal.score < self.below))
             and self.amount(signal) is not None
@@ -149,20 +149,19 @@ class AirRule(Section, frozen=True, kw_only=True):
         """What is paid for a signal; None where the number that it is paid by is unknown."""
         if self.per is None:
             return self.value
-        numbers = {"second": signal.seconds, "token": signal.tokens, "turn": signal.turns, "score": signal.score}
-        bounds = {"second": self.over_seconds, "token": self.over_tokens, "turn": self.over_turns}
-        number = numbers[self.per]
+        number, bound = self._numbers(signal)[self.per]
         if number is None or self.at_most is None:
             return None
-        number -= bounds.get(self.per) or 0.0
-        return self.value * max(-self.at_most, min(number, self.at_most))
+        return self.value * max(-self.at_most, min(number - (bound or 0.0), self.at_most))
 
-    def _numbers(self, signal: Signal) -> tuple[tuple[float | None, float | None], ...]:
-        return (
-            (signal.seconds, self.over_seconds),
-            (signal.tokens, self.over_tokens),
-            (signal.turns, self.over_turns),
-        )
+    def _numbers(self, signal: Signal) -> Mapping[str, tuple[float | None, float | None]]:
+        """What `per` may count -> the signal's number, and what it has to be over."""
+        return {
+            "second": (signal.seconds, self.over_seconds),
+            "token": (signal.tokens, self.over_tokens),
+            "turn": (signal.turns, self.over_turns),
+            "score": (signal.score, None),
+        }
 
 
 def _is_like(text: str | None, glob: str | None) -> bool:

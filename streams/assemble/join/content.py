@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple
 
-from tracegrad.schemas.records.calls import ToolCall
+from tracegrad.schemas.records.calls import CallRecord, ToolCall
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
 from .span_tree import SpanKey, SpanTree, span_key
@@ -22,32 +22,24 @@ _RUN_IDS = ("lc_run-", "run-")
 """How LangChain calls a message whose response id it has lost, as it does in streams."""
 
 
-class JoinableCall(Protocol):
-    """What a call is joined to spans by, whoever answered it."""
+class UpstreamAnswer(NamedTuple):
+    """Of a call that another model answered, what joins it to spans."""
 
-    @property
-    def call_id(self) -> str:
-        """The response id that the agent saw."""
+    call_id: str
+    """The response id that the agent saw."""
+    key: str
+    """Of its conversation; calls of one key are in order."""
+    trace_id: str | None
+    """Of the caller's span, as far as it is known."""
+    parent_span_id: str | None
+    """The caller's span."""
+    tool_calls: tuple[ToolCall, ...]
+    """What the answer asks for; their ids count."""
+    content: None = None
+    """The answer's text is not on the log."""
 
-    @property
-    def key(self) -> str:
-        """Of its conversation; calls of one key are in order."""
 
-    @property
-    def trace_id(self) -> str | None:
-        """Of the caller's span, as far as it is known."""
-
-    @property
-    def parent_span_id(self) -> str | None:
-        """The caller's span."""
-
-    @property
-    def tool_calls(self) -> Sequence[ToolCall]:
-        """What the answer asks for; their ids count."""
-
-    @property
-    def content(self) -> str | None:
-        """The answer's text; None: it has none, or it is not known."""
+JoinableCall = CallRecord | UpstreamAnswer
 
 
 def join_content(

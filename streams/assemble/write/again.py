@@ -21,7 +21,6 @@ from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts
 from tracegrad.schemas.topics import Topic, Topics
 
 from ...config import StreamRules
-from ..air.apply import apply_air
 from ..open_episode import OpenEpisode
 from .emit import disposition_of, emit
 
@@ -38,7 +37,7 @@ def make_again(
     rules: StreamRules,
     topics: Topics,
     metrics: Metrics,
-    reward: Callable[[Episode], Episode] | None = None,
+    reward: Callable[[Episode], Episode],
     judge: Judge | None = None,
 ) -> tuple[Output, ...]:
     """The records of the episode; none, where the rules of now do not want it.
@@ -67,7 +66,6 @@ def make_again(
     record = Record(topic=topics.name(Topic.EPISODE_EVENTS), partition=0, offset=0, key=None, value=value)
 
     def rewarded(written: Episode) -> Episode:
-        graded = judge(written, records) if judge is not None else written
-        return reward(graded) if reward is not None else apply_air(rules.air, graded)
+        return reward(judge(written, records) if judge is not None else written)
 
     return emit(episode, record, closed_by, rules=rules, topics=topics, metrics=metrics, reward=rewarded)

@@ -7,35 +7,23 @@ the upstream gave. Invariant: the policy's calls take no span from them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from tracegrad.schemas.records.calls import ToolCall, UpstreamCall
 from tracegrad.schemas.records.episodes import ContextCall
 from tracegrad.schemas.records.facts import ContextCallFact
 
 from ..join.calls import join_calls
-from ..join.content import JoinableCall
+from ..join.content import UpstreamAnswer
 from ..join.span_tree import SpanTree
 
 _KEPT = tuple(set(ContextCall.__struct_fields__) & set(UpstreamCall.__struct_fields__))
 """What is on the log and stays in the episode, under the same names."""
 
 
-class _UpstreamAnswer(NamedTuple):
-    """As JoinableCall."""
-
-    call_id: str
-    key: str
-    trace_id: str | None
-    parent_span_id: str | None
-    tool_calls: tuple[ToolCall, ...]
-    content: str | None = None
-
-
-def upstream_answers(facts: Iterable[ContextCallFact]) -> list[JoinableCall]:
+def upstream_answers(facts: Iterable[ContextCallFact]) -> list[UpstreamAnswer]:
     """What each is joined by, in the order of the facts."""
     return [
-        _UpstreamAnswer(
+        UpstreamAnswer(
             call_id=fact.call.response_id or fact.call.call_id,
             key=fact.call.key,
             trace_id=fact.call.trace_id,

@@ -23,7 +23,6 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ...config import SelectConfig, StreamRules
 from ...stage_fold import dead_letter
-from ..air.apply import apply_air
 from ..open_episode import OpenEpisode
 from .write_episode import has_structure, write_episode
 
@@ -45,17 +44,17 @@ def emit(
     rules: StreamRules,
     topics: Topics,
     metrics: Metrics,
-    reward: Callable[[Episode], Episode] | None = None,
+    reward: Callable[[Episode], Episode],
 ) -> tuple[Output, ...]:
-    """The records of an episode; `record` is the input by which it closes, `reward` what AIR makes of it, by
-    default its rules alone."""
-    written = write_episode(
-        episode,
-        closed_by=closed_by,
-        reward_sources=rules.reward_sources,
-        trains_truncated=rules.select.truncated == "train",
+    """The records of an episode; `record` is the input by which it closes, `reward` what AIR makes of it."""
+    written = reward(
+        write_episode(
+            episode,
+            closed_by=closed_by,
+            reward_sources=rules.reward_sources,
+            trains_truncated=rules.select.truncated == "train",
+        )
     )
-    written = reward(written) if reward is not None else apply_air(rules.air, written)
     if num_without := sum(not tool.has_id for made in written.calls for tool in made.tools):
         metrics.add(TOOLS_WITHOUT_ID, num=num_without)
     for metric, rungs in ((CALLS_JOINED_BY, written.num_joined_by), (CALLS_NAMED_BY, written.num_named_by)):

@@ -21,7 +21,7 @@ from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutS
 from ...ratings import in_order, reward_of, with_rewards
 from ..agent_rewards import agent_rewards, is_authorised
 from ..join.calls import CallJoin, join_calls
-from ..join.content import JoinableCall
+from ..join.content import UpstreamAnswer
 from ..join.requests import repeated, unparsable
 from ..join.span_tree import SpanTree, span_key
 from ..join.stacked_tools import executions
@@ -207,7 +207,7 @@ def _execution(span: SpanFact, call_id: str, is_own: bool) -> ToolExecution:
 
 
 def _joined(
-    records: list[CallRecord], tree: SpanTree, own: SpanTree, executed: Sequence[SpanFact], others: list[JoinableCall]
+    records: list[CallRecord], tree: SpanTree, own: SpanTree, executed: Sequence[SpanFact], others: list[UpstreamAnswer]
 ) -> tuple[list[CallJoin], list[list[tuple[SpanFact, str, bool]]]]:
     """How each call was matched, and its tools: (span, tool-call id, whether it is the agent's own).
 

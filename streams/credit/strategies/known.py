@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import PeersRule
-from tracegrad.schemas.section import declared, function_of, nearest
+from tracegrad.schemas.section import declared, function_of
 
 from .agent import agent
 from .anchor import anchor
@@ -46,24 +46,22 @@ STRATEGIES: Mapping[str, KnownStrategy] = {
 
 
 def function_named(strategy: str) -> Strategy:
-    """The function itself; one that is not ours is imported.
+    """The function itself, of a name that CreditConfig took; one that is not ours is imported.
 
     Raises:
-        ConfigurationError: there is none, or its code cannot be run.
+        ConfigurationError: its code cannot be run.
     """
     if strategy in STRATEGIES:
         return STRATEGIES[strategy].function
     if ":" in strategy:
         return function_of(strategy, "strategy")
-    others = declared(GROUP)
-    if strategy not in others:
-        raise ConfigurationError(f"strategy: no strategy {strategy!r}; {nearest(strategy, {*STRATEGIES, *others})}")
+    entry = declared(GROUP)[strategy]
     try:
-        found = others[strategy].load()
+        found = entry.load()
     except Exception as error:  # the package's code
         raise ConfigurationError(
-            f"strategy: {strategy!r} of package {others[strategy].value} cannot be imported: {error}; mend or remove it"
+            f"strategy: {strategy!r} of package {entry.value} cannot be imported: {error}; mend or remove it"
         ) from error
     if not callable(found):
-        raise ConfigurationError(f"strategy: expected a function at {others[strategy].value}, got {found!r}")
+        raise ConfigurationError(f"strategy: expected a function at {entry.value}, got {found!r}")
     return found  # type: ignore[no-any-return]

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME
 from tracegrad.schemas.text import json_value
 
@@ -106,10 +104,7 @@ def _langchain(attributes: Mapping[str, Any]) -> Iterator[str]:
         yield from _names({_LC_NAME: json_value(attributes[_LANGFUSE_KEY])}, (_LC_NAME,))
     metadata = attributes.get(_METADATA)
     if isinstance(metadata, str) and _LC_NAME in metadata and len(metadata) <= _MAX_JSON:
-        try:
-            metadata = msgspec.json.decode(metadata)
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-            return
+        metadata = json_value(metadata)
     if isinstance(metadata, dict):
         yield from _names(metadata, (_LC_NAME,))
 

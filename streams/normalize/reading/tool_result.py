@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-import msgspec
-
-from tracegrad.schemas.text import MAX_JSON
+from tracegrad.schemas.text import json_value
 
 from .tool_text import of_text
 
@@ -174,12 +172,10 @@ def worst(found: Iterator[tuple[Sign, str]] | Sequence[tuple[Sign, str]]) -> tup
 def _parsed(text: str) -> object:
     """The value that a text spells in JSON or as a Python literal (frameworks write `str(dict)`); else the text."""
     stripped = text.strip()
-    if len(stripped) > MAX_JSON or stripped[:1] not in ("{", "[", '"'):
+    if stripped[:1] not in ("{", "[", '"'):
         return text
-    try:
-        return msgspec.json.decode(stripped)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        pass
+    if (value := json_value(stripped)) is not None:
+        return value
     if len(stripped) > _MAX_LITERAL or "\\" in stripped:  # a wrong escape would warn, on standard error
         return text
     try:

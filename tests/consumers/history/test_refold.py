@@ -36,6 +36,7 @@ from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.topics import STREAMS, Topic
+from tracegrad.streams.assemble.air.apply import Rewarder
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.config import SelectConfig, StreamRules
 from tracegrad.streams.folds import build_fold
@@ -49,7 +50,7 @@ def refolded(
 ) -> dict[Topic, list[bytes]]:
     """What a refold of these makes, by topic."""
     folds = {stage: build_fold(stage, rules, TOPICS) for stage in STREAMS}
-    again = partial(make_again, rules=rules, topics=TOPICS, metrics=Metrics())
+    again = partial(make_again, rules=rules, topics=TOPICS, metrics=Metrics(), reward=Rewarder(rules.air, Metrics()))
     refold = Refold(folds, again, rate_again, TOPICS, recorded or RecordedEpisodes())
     made: dict[Topic, list[bytes]] = {}
     outputs: list[Output] = []

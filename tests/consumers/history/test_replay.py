@@ -27,6 +27,7 @@ from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.transitions import group_id_of
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
+from tracegrad.streams.assemble.air.apply import Rewarder
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.config import SelectConfig
 from tracegrad.streams.folds import build_fold
@@ -82,7 +83,7 @@ def history_of(log: MemoryLog) -> History:
 def refold_of(recorded: RecordedEpisodes) -> Refold:
     """By the rules of the source."""
     folds = {stage: build_fold(stage, RULES, TOPICS) for stage in STREAMS}
-    again = partial(make_again, rules=RULES, topics=TOPICS, metrics=Metrics())
+    again = partial(make_again, rules=RULES, topics=TOPICS, metrics=Metrics(), reward=Rewarder(RULES.air, Metrics()))
     return Refold(folds, again, rate_again, TOPICS, recorded)
 
 

@@ -49,6 +49,7 @@ from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, LinkFact
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.topics import Topic
+from tracegrad.streams.assemble.air.apply import Rewarder
 from tracegrad.streams.assemble.open_episode import OpenEpisode
 from tracegrad.streams.assemble.write.emit import emit
 
@@ -92,7 +93,8 @@ def folded_again(made: MadeOf, facts: Sequence[Record]) -> bytes:
                 episode.sources.add(key)
             for fact in batch.facts:
                 episode.add_fact(fact, RULES.reward_sources)
-    output, *_ = emit(episode, facts[0], made.closed_by, rules=RULES, topics=TOPICS, metrics=Metrics())
+    record, reward = facts[0], Rewarder(RULES.air, Metrics())
+    output, *_ = emit(episode, record, made.closed_by, rules=RULES, topics=TOPICS, metrics=Metrics(), reward=reward)
     return output.value
 
 
