@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Token", "correction", "loss", "penalty"]
-
 Axes = Mapping[str, Any]
 Term = tuple[float, float]
 """A value, and its derivative by log pi of the token."""
@@ -98,28 +96,18 @@ def _sapo(rho: float, token: Token, axes: Axes) -> Term:
     return 4 / tau * gate * token.advantage, 4 * gate * (1 - gate) * rho * token.advantage
 
 
-def _within(divergence: float, is_away: bool, bound: float) -> bool:
-    """A token is left out only where it moves away from the anchor, in its advantage's direction, beyond the bound."""
-    return divergence <= bound or not is_away
-
-
 def _dppo(rho: float, token: Token, axes: Axes) -> Term:
-    """sg(min(rho, cap)) A log pi where the binary divergence is within its bound (arXiv:2602.04879)."""
-    p, q = math.exp(token.logprob), math.exp(_anchor(token, axes))
-    if axes["surrogate"] == "dppo_tv":
-        divergence = abs(p - q)
-    else:
-        divergence = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
-    is_up = token.advantage > 0
-    is_kept = _within(divergence, p > q if is_up else p < q, axes["high"] if is_up else axes["low"])
-    weight = min(rho, axes["surrogate_cap"]) if is_kept else 0.0
+    """sg(rho) A log pi, but 0 where the token's probability has moved in its advantage's direction, away from the
+    anchor's, by more than the bound (arXiv:2602.04879)."""
+    moved = math.exp(token.logprob) - math.exp(_anchor(token, axes))
+    is_held = moved > axes["high"] if token.advantage > 0 else -moved > axes["low"]
+    weight = 0.0 if is_held else rho
     return weight * token.advantage * token.logprob, weight * token.advantage
 
 
 _SURROGATES: Mapping[str, Callable[[float, Token, Axes], Term]] = {
     "cispo": _cispo,
     "clip": _clip,
-    "dppo_kl": _dppo,
     "dppo_tv": _dppo,
     "nll": _nll,
     "reinforce": _reinforce,
@@ -127,7 +115,7 @@ _SURROGATES: Mapping[str, Callable[[float, Token, Axes], Term]] = {
 }
 
 
-def correction(tokens: Sequence[Token], token: Token, axes: Axes) -> float:
+def _correction(tokens: Sequence[Token], token: Token, axes: Axes) -> float:
     """keep * w of a token: made of pi_old and mu, and for `opsm` of pi; without gradient."""
     name, row = axes.get("correction"), _unit(tokens, token, "row")
     ratio = math.exp(token.old - token.sampler)
@@ -137,39 +125,31 @@ def correction(tokens: Sequence[Token], token: Token, axes: Axes) -> float:
     if axes.get("anchor") == "decoupled":  # arXiv:2110.00641, 2505.24298
         return ratio if axes.get("cap") is None else min(ratio, float(axes["cap"]))
     if name == "opsm":  # arXiv:2512.02556
-        drift = _mean([(one.sampler if axes["opsm_anchor"] == "sampler" else one.old) - one.logprob for one in row])
+        drift = _mean([one.sampler - one.logprob for one in row])
         return 0.0 if token.advantage < 0 and drift > axes["delta"] else 1.0
-    k3 = _mean([math.exp(one.old - one.sampler) - 1 - (one.old - one.sampler) for one in row])
     weights: dict[str | None, float] = {
         None: 1.0,
         "tis_token": min(ratio, axes.get("cap", math.inf)),
         "tis_row_product": min(product, axes.get("cap", math.inf)),
         "icepop": ratio if low <= ratio <= high else 0.0,  # arXiv:2510.18855
-        "reject_token": float(low <= ratio <= high),
         "reject_row": float(low <= mean <= high),
-        "reject_row_k3": float(k3 <= high),
-        "reject_row_weighted": mean if low <= mean <= high else 0.0,
-        "reject_row_token_weight": ratio if low <= mean <= high else 0.0,
     }
     return weights[name]
 
 
-def penalty(token: Token, axes: Axes) -> Term:
+def _penalty(token: Token, axes: Axes) -> Term:
     """An estimator of KL(pi || other), http://joschu.net/blog/kl-approx.html, and its slope.
 
-    `k3+` has the value of k3 and the gradient of k2, which is right on policy; `k3*rho` (arXiv:2512.02556) is weighted
-    by the token's own rho, whose gradient counts: d(rho k3) = rho log(pi / other).
+    `k3*rho` (arXiv:2512.02556) is weighted by the token's own rho, whose gradient counts: d(rho k3) = rho log(pi /
+    other).
     """
     other = token.sampler if axes.get("kl_to") == "sampler" else token.reference
     gap = token.logprob - other
     k3 = math.exp(-gap) - 1 + gap
     rho = math.exp(token.logprob - _anchor(token, axes))
     return {
-        "k1": (gap, 1.0),
         "k2": (gap * gap / 2, gap),
         "k3": (k3, 1 - math.exp(-gap)),
-        "k1+": (gap, gap),
-        "k3+": (k3, gap),
         "k3*rho": (rho * k3, rho * gap),
     }[axes["kl"]]
 
@@ -206,9 +186,20 @@ def loss(
     for token in tokens:
         share = _share(tokens, token, axes, rollouts, groups)
         value, derivative = _SURROGATES[axes["surrogate"]](_ratio(tokens, token, axes), token, axes)
-        weight = correction(tokens, token, axes)
-        drift, slope = penalty(token, axes) if "kl" in axes else (0.0, 0.0)
+        weight = _correction(tokens, token, axes)
+        drift, slope = _penalty(token, axes) if "kl" in axes else (0.0, 0.0)
         beta, eta = axes.get("beta", 0.0), axes.get("entropy", 0.0)
         values.append(share * (-weight * value + beta * drift - eta * token.entropy))
         gradients.append(share * (-weight * derivative + beta * slope))
     return math.fsum(values), gradients
+
+
+def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
+    """[K] generalised advantages of K steps, tokens or turns; the value after the last is 0 (arXiv:1506.02438)."""
+    deltas = [
+        reward + gamma * (values[k + 1] if k + 1 < len(values) else 0.0) - values[k] for k, reward in enumerate(rewards)
+    ]
+    return [
+        math.fsum((gamma * lam) ** (j - k) * delta for j, delta in enumerate(deltas) if j >= k)
+        for k in range(len(deltas))
+    ]

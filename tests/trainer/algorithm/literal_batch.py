@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.trainer.algorithm.literal import Token
-from tests.trainer.algorithm.literal_advantages import gae
+from tests.trainer.algorithm.literal import Token, gae
 from tracegrad.schemas.records.transitions import Turn
 from tracegrad.trainer.batch.groups import Group
 

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 
 from tests.trainer.algorithm.literal import Token
-from tests.trainer.algorithm.literal_advantages import Rollout
-
-__all__ = ["FILES", "Case", "cases", "close", "rollouts_of", "tokens_of"]
 
 Case = dict[str, Any]
 
@@ -44,19 +41,6 @@ def tokens_of(batch: Case) -> list[Token]:
             advantage=batch["advantages_N"][t],
         )
         for t, rollout in enumerate(batch["rollout_N"])
-    ]
-
-
-def rollouts_of(batch: Case) -> list[Rollout]:
-    """The batch's rollouts."""
-    gaps = [old - ref for old, ref in zip(batch["old_logprobs_N"], batch["reference_logprobs_N"], strict=True)]
-    return [
-        Rollout(
-            group=group,
-            reward=batch["rewards_R"][index],
-            kls=[gap for gap, rollout in zip(gaps, batch["rollout_N"], strict=True) if rollout == index],
-        )
-        for index, group in enumerate(batch["group_R"])
     ]
 
 

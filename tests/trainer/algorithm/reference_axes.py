@@ -7,19 +7,6 @@ import random
 from tests.trainer.algorithm.reading import Case
 from tracegrad.trainer.algorithm.recipe import Recipe
 
-ABSENT = {
-    "baseline": ("critic",),
-    "correction": ("reject_token", "reject_row_k3", "reject_row_weighted", "reject_row_token_weight"),
-    "kl": ("k1", "k3+", "k1_in_reward"),
-    "opsm_anchor": ("old",),
-    "scale": ("batch_std",),
-    "surrogate": ("dppo_kl",),
-    "surrogate_cap": (1.5,),
-}
-"""Points of those libraries that no recipe has; `opsm` is held against mu, not pi_old. Penalties in the reward are
-batch/rows.py's to take off."""
-
-
 NAMES = {
     "nll": "reinforce",
     "dppo_tv": "dppo",
@@ -30,15 +17,6 @@ NAMES = {
     "batch_std_of_advantages": "batch_std",
 }
 """What is called otherwise here."""
-
-
-def absent(case: Case) -> bool:
-    """Whether an axis of it has a value that none of ours has."""
-    axes = case["axes"]
-    return (
-        any(axes.get(axis) in values for axis, values in ABSENT.items())
-        or axes.get("scale", "") + str(axes.get("ddof")) == "whiten1"
-    )
 
 
 def recipe_of(axes: Case) -> Recipe:
@@ -87,8 +65,6 @@ def drawn_axes(rng: random.Random) -> Case:
         "length": rng.randint(1, 40),
     }
     axes["level"] = "token" if axes["surrogate"] == "dppo_tv" else rng.choice(["token", "turn", "row", "rollout"])
-    if axes["surrogate"] == "dppo_tv":
-        axes["surrogate_cap"] = 1e9
     names = {"none": ["tis_token", "tis_row_product", "icepop", "reject_row"], "bypass": ["reject_row"]}
     name = rng.choice([None, *names.get(axes["anchor"], [])])
     if name is not None:

@@ -11,17 +11,11 @@ pytest.importorskip("torch")
 import torch
 
 from tests.seeds import any_seed
-from tests.trainer.algorithm import literal_advantages
+from tests.trainer.algorithm import literal
 from tests.trainer.algorithm.reading import FILES, Case, cases, close
 from tracegrad.trainer.algorithm.gae import explained_variance, generalised, value_losses
 
 pytestmark = pytest.mark.torch
-
-
-def named(library: str, kind: str, name: str) -> Case:
-    """One case."""
-    (case,) = (one for one in FILES[library][kind] if one["name"] == name)
-    return dict(case)
 
 
 def test_worked_by_hand() -> None:
@@ -52,17 +46,31 @@ def test_is_the_literal_sum(seed: int) -> None:
     num = rng.randint(1, 30)
     rewards, values = ([rng.gauss(0, 2) for _ in range(num)] for _ in range(2))
     gamma, lam = rng.uniform(0.5, 1.0), rng.uniform(0.0, 1.0)
-    expected = literal_advantages.gae(rewards, values, gamma, lam)
+    expected = literal.gae(rewards, values, gamma, lam)
     assert generalised(rewards, values, gamma, lam) == pytest.approx(expected, abs=1e-9)
 
 
 def test_is_openrlhfs() -> None:
     """Each position a step."""
-    case = named("openrlhf", "advantages", "openrlhf_gae")
+    (case,) = FILES["openrlhf"]["gae"]
     inputs, axes = case["inputs"], case["axes"]
     for values, reward, expected in zip(inputs["values_RK"], inputs["rewards_R"], case["advantages_RK"], strict=True):
         found = generalised([0.0] * (len(values) - 1) + [reward], values, axes["gamma"], axes["lam"])
         assert found == close(case, expected)
+
+
+def test_is_verls() -> None:
+    """Over the trained tokens of a rollout, whose reward is at the last; the others are no steps."""
+    (case,) = FILES["verl"]["gae"]
+    batch, axes = FILES["verl"]["batches"][case["batch"]], case["axes"]
+    by_rollout: dict[int, list[float]] = {}
+    for rollout, value in zip(batch["rollout_N"], batch["values_N"], strict=True):
+        by_rollout.setdefault(rollout, []).append(value)
+    returns: list[float] = []
+    for reward, values in zip(batch["rewards_R"], by_rollout.values(), strict=True):
+        found = generalised([0.0] * (len(values) - 1) + [reward], values, axes["gamma"], axes["lam"])
+        returns += [advantage + value for advantage, value in zip(found, values, strict=True)]
+    assert returns == close(case, case["returns_N"])
 
 
 @pytest.mark.parametrize(("case", "batch"), cases("value_losses"))

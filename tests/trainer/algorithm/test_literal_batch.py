@@ -94,7 +94,7 @@ TAUS: Axes = {"surrogate": "sapo", "tau_pos": 1.0, "tau_neg": 1.05}
 CISPO: Axes = {"surrogate": "cispo", "low": None, "high": 4.0}
 NLL: Axes = {"surrogate": "nll"}
 K2_TO_SAMPLER: Axes = {"kl": "k2", "kl_to": "sampler", "beta": 2e-3}
-OPSM: Axes = {"correction": "opsm", "opsm_anchor": "sampler", "delta": 0.5}
+OPSM: Axes = {"correction": "opsm", "delta": 0.5}
 ICEPOP: Axes = {"anchor": "self", "correction": "icepop"}
 POINTS: dict[str, tuple[Axes, Axes, Axes]] = {
     "rloo_clip": ({"baseline": "leave_one_out"}, CLIP | {"high": 0.28, "dual": 3.0}, {}),
@@ -134,7 +134,7 @@ POINTS: dict[str, tuple[Axes, Axes, Axes]] = {
     "starpo_s": (GRPO, CLIP | {"high": 0.28, "entropy": 0.001}, {"selection": "top_std", "share": 0.25}),
     "epo": (GRPO, CLIP | {"entropy": 0.001}, {}),
     "sapo": (GRPO, CLIP | TAUS | {"aggregation": "rollout_mean"}, {}),
-    "dppo": ({"baseline": "mean"}, CLIP | {"surrogate": "dppo_tv", "surrogate_cap": 1e9, **K2_TO_SAMPLER}, {}),
+    "dppo": ({"baseline": "mean"}, CLIP | {"surrogate": "dppo_tv", **K2_TO_SAMPLER}, {}),
     "areal": (GRPO | {"scale": "batch_std"}, CLIP | ICEPOP | {"correction_high": 5.0}, {}),
     "tis": (GRPO, CLIP | {"anchor": "self", "correction": "tis_token", "cap": 2.0}, {}),
     "icepop": (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
@@ -16,18 +15,13 @@ from tests.seeds import any_seed
 from tests.trainer.algorithm import literal
 from tests.trainer.algorithm.literal import Token
 from tests.trainer.algorithm.reading import FILES, Case, cases, close, tokens_of
-from tests.trainer.algorithm.reference_axes import NAMES, absent, drawn_axes, recipe_of
+from tests.trainer.algorithm.reference_axes import NAMES, drawn_axes, recipe_of
 from tracegrad.trainer.algorithm.form import Turns, loss, token_weights, turn_advantages
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.scale import whitened
 from tracegrad.trainer.algorithm.selection import overlong
 
 pytestmark = pytest.mark.torch
-
-
-def ours(kind: str) -> list[Any]:
-    """Cases that some recipe is to give."""
-    return [case for case in cases(kind) if not absent(case.values[0])]
 
 
 def loss_of(tokens: list[Token], axes: Case, dtype: torch.dtype) -> tuple[float, list[float]]:
@@ -68,7 +62,7 @@ def loss_of(tokens: list[Token], axes: Case, dtype: torch.dtype) -> tuple[float,
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize(("case", "batch"), ours("losses"))
+@pytest.mark.parametrize(("case", "batch"), cases("losses"))
 def test_loss_and_gradient_are_the_librarys(case: Case, batch: Case, dtype: torch.dtype) -> None:
     """Value, where the library's form defines one, and gradient of every trained token."""
     value, gradient = loss_of(tokens_of(batch), case["axes"], dtype)
@@ -78,7 +72,7 @@ def test_loss_and_gradient_are_the_librarys(case: Case, batch: Case, dtype: torc
         assert value == close(exactness, case["loss"])
 
 
-@pytest.mark.parametrize(("case", "batch"), ours("advantages"))
+@pytest.mark.parametrize(("case", "batch"), cases("advantages"))
 def test_advantages_are_the_librarys(case: Case, batch: Case) -> None:
     """One a trained token, or one a rollout; a rollout is one turn."""
     axes = {

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.trainer.algorithm import literal_advantages
+from tests.trainer.algorithm import literal
 from tests.trainer.material import segment, summary, turn
 from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.trainer.algorithm.recipe import Recipe
@@ -67,7 +67,7 @@ def test_is_the_literal_sum_of_what_steps_earned(gae: str) -> None:
     row = one_row(Recipe(baseline="critic", gae=gae, gamma=0.9, lam=0.8), taken=0.25)  # type: ignore[arg-type]
     places = [1, 2, 4, 5, 6, 9] if gae == "token" else [1, 4, 9]
     rewards = [-0.25, 0.25, -0.25, -0.25, 0.25, 1.75] if gae == "token" else [0.0, -0.25, 1.75]
-    expected = literal_advantages.gae(rewards, [t / 10 for t in places], 0.9, 0.8)
+    expected = literal.gae(rewards, [t / 10 for t in places], 0.9, 0.8)
     assert row.advantages_T[places].tolist() == pytest.approx(expected)
     assert row.targets_T is not None
     assert row.targets_T[places].tolist() == pytest.approx([a + t / 10 for a, t in zip(expected, places, strict=True)])

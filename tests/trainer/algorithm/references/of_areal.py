@@ -1,4 +1,4 @@
-"""Cases of AReaL: clipped, decoupled and soft losses, normalisation of returns, KL estimators (areal.utils)."""
+"""Cases of AReaL: clipped, decoupled and soft losses, normalisation of returns (areal.utils)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from areal.api.cli_args import NormConfig, RejectionSamplingConfig  # type: ignore[import-not-found]
-from areal.utils.data import KLEstimator, Normalization  # type: ignore[import-not-found]
+from areal.utils.data import Normalization  # type: ignore[import-not-found]
 from areal.utils.functional import (  # type: ignore[import-not-found]
     ppo_actor_loss_fn,
     reward_overlong_penalty,
@@ -54,9 +54,7 @@ def _losses(batches: Mapping[str, Batch]) -> list[Case]:
     clip: Case = {"surrogate": "clip", "low": 0.2, "high": 0.28}
     free: Case = {"level": "token", "action": "mask", "metric": "ratio", "upper": 1e9}
     both: Case = {"level": "token", "metric": "ratio", "upper": 1.3, "lower": 0.7}
-    of_row: Case = {"level": "sequence", "metric": "ratio", "agg": "mean", "upper": 1.1, "lower": 0.9}
     in_both: Case = {"correction_low": 0.7, "correction_high": 1.3}
-    in_row: Case = {"correction_low": 0.9, "correction_high": 1.1}
     decoupled: Case = clip | {"anchor": "decoupled"}
     return [
         _loss("clip", batches, "far", bounds, **clip),
@@ -84,16 +82,6 @@ def _losses(batches: Mapping[str, Batch]) -> list[Case]:
         ),
         _loss("icepop", batches, "far", bounds | {"rejection": both}, **clip, correction="icepop", **in_both),
         _loss(
-            "row_mean_weight",
-            batches,
-            "far",
-            bounds | {"rejection": of_row},
-            **clip,
-            correction="reject_row_weighted",
-            **in_row,
-            note="a row is kept if exp(mean log(pi_old / mu)) lies within the bounds, and weighs that number",
-        ),
-        _loss(
             "sapo", batches, "tokens", {"tau_pos": 1.0, "tau_neg": 1.05}, surrogate="sapo", tau_pos=1.0, tau_neg=1.05
         ),
     ]
@@ -106,7 +94,6 @@ def _advantages(batches: Mapping[str, Batch]) -> list[Case]:
     levels: list[tuple[str, Case, tuple[str, str | None, bool]]] = [
         ("group_group", {"baseline": "mean", "scale": "std"}, ("group", "group", False)),
         ("group_batch", {"baseline": "mean", "scale": "batch_std_of_advantages"}, ("group", "batch", False)),
-        ("batch_batch", {"baseline": "mean", "scale": "batch_std", "over": "batch"}, ("batch", "batch", False)),
         ("leave_one_out", {"baseline": "leave_one_out", "scale": "none"}, ("group", None, True)),
     ]
     for name, axes, settings in levels:
@@ -137,21 +124,6 @@ def _advantages(batches: Mapping[str, Batch]) -> list[Case]:
     return made
 
 
-def _kls(batches: Mapping[str, Batch]) -> list[Case]:
-    batch = batches["far"]
-    return [
-        {
-            "name": f"areal_{kind}",
-            "call": "areal.utils.data.KLEstimator",
-            "axes": {"kl": kind},
-            "batch": "far",
-            "dtype": "float32",
-            "kl_N": batch.flat(KLEstimator(kind, apply_clamp=False)(batch.logprobs_RT, batch.reference_RT)),
-        }
-        for kind in ("k1", "k2", "k3")
-    ]
-
-
 def _penalties() -> list[Case]:
     """DAPO's penalty of rollouts of 0 to 20 tokens that may have 20, the last 8 of which cost up to 1."""
     lengths = list(range(0, 21, 2))
@@ -178,6 +150,5 @@ def cases(batches: Mapping[str, Batch]) -> dict[str, list[Case]]:
     return {
         "losses": _losses(batches),
         "advantages": _advantages(batches),
-        "kls": _kls(batches),
         "penalties": _penalties(),
     }

@@ -1,4 +1,4 @@
-"""Cases of OpenRLHF, whose authors wrote REINFORCE++: PolicyLoss, SFTLoss, advantages, KL estimators."""
+"""Cases of OpenRLHF, whose authors wrote REINFORCE++: PolicyLoss, SFTLoss, advantages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def _losses(batches: Mapping[str, Batch]) -> list[Case]:
     clip: Case = {"surrogate": "clip", "low": 0.2, "high": 0.2}
     mean: Case = {"aggregation": "token_mean"}
     rows: Case = {"aggregation": "rollout_mean"}
-    mask: Case = {"is_correction_mode": "mask"}
     return [
         _loss("clip", batches, "far", {}, **clip, **mean),
         _loss("clip_dual", batches, "tokens", {"dual_clip": 1.5}, **clip, dual=1.5, **mean),
@@ -60,7 +59,7 @@ def _losses(batches: Mapping[str, Batch]) -> list[Case]:
             "icepop",
             batches,
             "far",
-            mask | {"is_correction_level": "token", "is_correction_threshold": [0.7, 1.4]},
+            {"is_correction_mode": "mask", "is_correction_level": "token", "is_correction_threshold": [0.7, 1.4]},
             **(clip | mean | {"correction": "icepop", "correction_low": 0.7, "correction_high": 1.4}),
         ),
         _loss(
@@ -73,18 +72,6 @@ def _losses(batches: Mapping[str, Batch]) -> list[Case]:
             correction="tis_token",
             cap=1.4,
         ),
-        _loss(
-            "reject_row_keep_token_weight",
-            batches,
-            "far",
-            mask | {"is_correction_level": "seq", "is_correction_threshold": [0.9, 1.1]},
-            **clip,
-            **mean,
-            correction="reject_row_token_weight",
-            correction_low=0.9,
-            correction_high=1.1,
-            note="a row is kept if exp(mean log(pi_old / mu)) lies within the bounds; its tokens weigh pi_old / mu",
-        ),
         _loss("sft", batches, "tokens", {}, **mean, surrogate="nll", advantages=1.0),
     ]
 
@@ -94,7 +81,7 @@ def _maker() -> Any:
     return next(value for value in vars(experience_maker).values() if hasattr(value, "get_cumulative_returns"))
 
 
-def _estimated(batch: Batch, estimator: str, kl_beta: float) -> Tensor:
+def _estimated(batch: Batch, estimator: str) -> Tensor:
     """`compute_advantages_and_returns` on one experience that holds the batch."""
     kind = _maker()
     arguments = SimpleNamespace(
@@ -104,7 +91,7 @@ def _estimated(batch: Batch, estimator: str, kl_beta: float) -> Tensor:
     )
     maker = SimpleNamespace(
         strategy=SimpleNamespace(args=arguments),
-        kl_ctl=SimpleNamespace(value=kl_beta),
+        kl_ctl=SimpleNamespace(value=0.0),
         advantage_estimator=estimator,
         get_cumulative_returns=lambda *told: kind.get_cumulative_returns(None, *told),
     )
@@ -124,66 +111,45 @@ def _estimated(batch: Batch, estimator: str, kl_beta: float) -> Tensor:
 def _advantages(batches: Mapping[str, Batch]) -> list[Case]:
     batch = batches["far"]
     made = []
-    for estimator, kl_beta, axes in [
-        ("reinforce", 0.05, {"baseline": "none", "scale": "whiten", "ddof": 0, "kl": "k1_in_reward", "beta": 0.05}),
-        ("reinforce", 0.0, {"baseline": "none", "scale": "whiten", "ddof": 0}),
-        ("reinforce_baseline", 0.0, {"baseline": "mean", "scale": "whiten", "ddof": 0}),
-        ("rloo", 0.05, {"baseline": "leave_one_out", "scale": "none", "kl": "k1_in_reward", "beta": 0.05}),
-        ("rloo", 0.0, {"baseline": "leave_one_out", "scale": "none"}),
-        ("dr_grpo", 0.0, {"baseline": "mean", "scale": "none"}),
-        ("group_norm", 0.0, {"baseline": "mean", "scale": "std", "ddof": 1, "epsilon": 1e-9}),
-        ("flash_reinforce", 0.0, {"baseline": "mean", "over": "batch", "scale": "none"}),
+    for estimator, axes in [
+        ("reinforce", {"baseline": "none", "scale": "whiten", "ddof": 0}),
+        ("reinforce_baseline", {"baseline": "mean", "scale": "whiten", "ddof": 0}),
+        ("rloo", {"baseline": "leave_one_out", "scale": "none"}),
+        ("dr_grpo", {"baseline": "mean", "scale": "none"}),
+        ("group_norm", {"baseline": "mean", "scale": "std", "ddof": 1, "epsilon": 1e-9}),
+        ("flash_reinforce", {"baseline": "mean", "over": "batch", "scale": "none"}),
     ]:
         made.append(
             {
-                "name": f"openrlhf_{estimator}{'_kl' if kl_beta else ''}",
-                "call": f"openrlhf...experience_maker.compute_advantages_and_returns({estimator=}, {kl_beta=})",
+                "name": f"openrlhf_{estimator}",
+                "call": f"openrlhf...experience_maker.compute_advantages_and_returns({estimator=}, kl_beta=0.0)",
                 "axes": axes,
                 "batch": "far",
                 "dtype": "float32",
-                "advantages_N": batch.flat(_estimated(batch, estimator, kl_beta)),
+                "advantages_N": batch.flat(_estimated(batch, estimator)),
             }
         )
-    kind = _maker()
+    return made
+
+
+def _gae(batches: Mapping[str, Batch]) -> list[Case]:
+    batch, kind = batches["far"], _maker()
     rewards_RT = torch.zeros_like(batch.mask_RT)
     rewards_RT[:, -1] = batch.rewards_R
     every_RT = torch.ones_like(batch.mask_RT)
     found = kind.get_advantages_and_returns(None, batch.values_RT, rewards_RT, every_RT, 0.99, 0.9)[0]
-    made.append(
+    return [
         {
             "name": "openrlhf_gae",
             "call": "openrlhf...get_advantages_and_returns(gamma=0.99, lambd=0.9), each position a step",
-            "axes": {"baseline": "critic", "scale": "none", "gamma": 0.99, "lam": 0.9},
+            "axes": {"gamma": 0.99, "lam": 0.9},
             "batch": "far",
             "inputs": {"values_RK": [digits(row) for row in batch.values_RT], "rewards_R": digits(batch.rewards_R)},
             "advantages_RK": [digits(row) for row in found],
         }
-    )
-    return made
-
-
-def _kls(batches: Mapping[str, Batch]) -> list[Case]:
-    batch = batches["tokens"]
-    made = []
-    for kind, is_fixed in (("k1", False), ("k2", False), ("k3", False), ("k3", True)):
-        logprobs_RT = batch.logprobs_RT.clone().requires_grad_(True)
-        old_RT = batch.old_RT if is_fixed else None
-        kl_RT = compute_approx_kl(logprobs_RT, batch.reference_RT, old_RT, kind, is_fixed)
-        kl_RT.sum().backward()
-        made.append(
-            {
-                "name": f"openrlhf_{kind}{'_unbiased' if is_fixed else ''}",
-                "call": f"openrlhf.models.utils.compute_approx_kl(kl_estimator={kind!r}, unbiased_gradient={is_fixed})",
-                "axes": {"kl": kind + ("+" if is_fixed else "")},
-                "batch": "tokens",
-                "dtype": "float32",
-                "kl_N": batch.flat(kl_RT.detach()),
-                "gradient_N": batch.flat(logprobs_RT.grad),  # type: ignore[arg-type]
-            }
-        )
-    return made
+    ]
 
 
 def cases(batches: Mapping[str, Batch]) -> dict[str, list[Case]]:
     """By kind."""
-    return {"losses": _losses(batches), "advantages": _advantages(batches), "kls": _kls(batches)}
+    return {"losses": _losses(batches), "advantages": _advantages(batches), "gae": _gae(batches)}

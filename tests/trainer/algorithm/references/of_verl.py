@@ -1,4 +1,4 @@
-"""Cases of verl: losses, advantages, KL estimators, corrections and the critic's loss (verl.trainer.ppo)."""
+"""Cases of verl: losses, advantages, and the critic's loss (verl.trainer.ppo)."""
 
 from __future__ import annotations
 
@@ -39,21 +39,16 @@ _CORRECTIONS: Mapping[str, tuple[Case, Case]] = {
 }
 # One number C is [1/C, C] there; their ratio is mu / pi_old, so other bounds would be the reciprocals of ours.
 _REJECTIONS: Mapping[str, tuple[Case, Case]] = {
-    "reject_token": (
-        {"rollout_rs": "token_k1", "rollout_rs_threshold": "1.4"},
-        {"correction_low": 1 / 1.4, "correction_high": 1.4},
-    ),
     "reject_row": (
         {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "1.1"},
         {"correction_low": 1 / 1.1, "correction_high": 1.1},
     ),
-    "reject_row_k3": ({"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.1}, {"correction_high": 0.1}),
 }
 
 
 def _config(batch: Batch, axes: Case) -> Any:
     """verl's settings of a point on the axes; the denominator is told, so that rejection does not shrink it."""
-    low, high, dual = axes.get("low"), axes.get("high"), axes.get("dual", axes.get("surrogate_cap"))
+    low, high, dual = axes.get("low"), axes.get("high"), axes.get("dual")
     config = ActorConfig(
         strategy="fsdp",
         rollout_n=1,
@@ -61,7 +56,7 @@ def _config(batch: Batch, axes: Case) -> Any:
         clip_ratio=0.2,
         clip_ratio_low=1.0 if low is None else low,
         clip_ratio_high=high if high is not None else 1e9,
-        clip_ratio_c=dual or 1e9,
+        clip_ratio_c=20.0 if axes.get("surrogate") == "dppo_tv" else dual or 1e9,
         tau_pos=axes.get("tau_pos", 1.0),
         tau_neg=axes.get("tau_neg", 1.05),
     )
@@ -139,16 +134,12 @@ def _clips(batches: Mapping[str, Batch]) -> list[Case]:
         _loss("clip_constant", "vanilla", batches, "far", **clip, aggregation="constant"),
         _loss("clip_sampler", "vanilla", batches, "far", **(higher | {"anchor": "bypass"}), dual=3.0, **mean),
         _loss("grpo_k3", "vanilla", batches, "tokens", **clip, **rows, kl="k3", kl_to="reference", beta=0.04),
-        _loss("clip_k1", "vanilla", batches, "tokens", **clip, **mean, kl="k1", kl_to="reference", beta=0.01),
         _loss("clip_k2", "vanilla", batches, "tokens", **clip, **mean, kl="k2", kl_to="reference", beta=0.01),
-        _loss("clip_k3_plus", "vanilla", batches, "tokens", **clip, **mean, kl="k3+", kl_to="reference", beta=0.01),
         _loss("clip_entropy", "vanilla", batches, "tokens", **clip, **mean, entropy=0.01),
         _loss("tis_token", "vanilla", batches, "far", **clip, **mean, correction="tis_token"),
         _loss("tis_row_product", "vanilla", batches, "far", **clip, **mean, correction="tis_row_product"),
         _loss("icepop", "vanilla", batches, "far", **clip, **rows, correction="icepop"),
-        _loss("reject_token", "vanilla", batches, "far", **clip, **mean, correction="reject_token"),
         _loss("reject_row", "vanilla", batches, "far", **clip, **mean, correction="reject_row"),
-        _loss("reject_row_k3", "vanilla", batches, "far", **clip, **mean, correction="reject_row_k3"),
     ]
 
 
@@ -157,7 +148,6 @@ def _others(batches: Mapping[str, Batch]) -> list[Case]:
     rows: Case = {"aggregation": "rollout_mean"}
     gspo: Case = {"level": "row", "surrogate": "clip"}
     tv: Case = {"surrogate": "dppo_tv", "low": 0.2, "high": 0.2}
-    kl: Case = {"surrogate": "dppo_kl", "low": 0.05, "high": 0.05}
     return [
         _loss("gspo", "gspo", batches, "near", **gspo, low=3e-4, high=4e-4, **rows),
         _loss("gspo_far", "gspo", batches, "far", **gspo, low=0.2, high=0.2, **mean),
@@ -165,9 +155,7 @@ def _others(batches: Mapping[str, Batch]) -> list[Case]:
         _loss("sapo_by_token", "sapo", batches, "tokens", surrogate="sapo", tau_pos=0.7, tau_neg=2.0, **rows),
         _loss("cispo", "cispo", batches, "far", surrogate="cispo", low=None, high=0.5, **mean),
         _loss("cispo_both", "cispo", batches, "tokens", surrogate="cispo", low=0.2, high=0.28, **mean),
-        _loss("dppo_tv", "dppo_tv", batches, "far", **tv, surrogate_cap=20.0, **mean),
-        _loss("dppo_tv_capped", "dppo_tv", batches, "far", **tv, surrogate_cap=1.5, **mean),
-        _loss("dppo_kl", "dppo_kl", batches, "tokens", **kl, surrogate_cap=20.0, **mean),
+        _loss("dppo_tv", "dppo_tv", batches, "far", **tv, **mean),
         _loss("reinforce", "reinforce", batches, "tokens", surrogate="nll", **mean),
         _loss("reinforce_row_sum", "reinforce", batches, "far", surrogate="nll", aggregation="row_sum"),
     ]
@@ -184,9 +172,7 @@ def _token_rewards(batch: Batch) -> Tensor:
 def _estimators(batch: Batch) -> list[tuple[str, Case, str, Case]]:
     """Name, axes, the middle of verl's name, and what it takes besides the rewards."""
     mean: Case = {"baseline": "mean"}
-    whiten: Case = {"scale": "whiten", "ddof": 1}
     group: Case = {"index": np.array(batch.group_R)}
-    config = type("Config", (), {"gamma": 1.0})()
     # The group without spread divides 0 by epsilon.
     small: Case = {"epsilon": 1e-12}
     return [
@@ -194,28 +180,17 @@ def _estimators(batch: Batch) -> list[tuple[str, Case, str, Case]]:
         ("dr_grpo", mean | {"scale": "none"}, "grpo", group | {"norm_adv_by_std_in_grpo": False}),
         ("rloo", {"baseline": "leave_one_out", "scale": "none"}, "rloo", group),
         ("opo", {"baseline": "length", "scale": "none"}, "opo", group),
-        (
-            "reinforce++",
-            {"baseline": "none", "kl": "k1_in_reward", "beta": 0.05} | whiten,
-            "reinforce_plus_plus",
-            {"config": config},
-        ),
-        ("reinforce++_baseline", mean | whiten, "reinforce_plus_plus_baseline", group),
     ]
 
 
 def _advantages(batches: Mapping[str, Batch]) -> list[Case]:
     batch = batches["far"]
-    mask_RT = batch.mask_RT
     made = []
     for name, axes, function, arguments in _estimators(batch):
         call = f"compute_{function}_outcome_advantage"
-        rewards_RT = _token_rewards(batch)
-        if "beta" in axes:
-            rewards_RT = (
-                core_algos.compute_rewards(rewards_RT, batch.old_RT, batch.reference_RT, axes["beta"]) * mask_RT
-            )
-        found_RT = getattr(core_algos, call)(token_level_rewards=rewards_RT, response_mask=mask_RT, **arguments)[0]
+        found_RT = getattr(core_algos, call)(
+            token_level_rewards=_token_rewards(batch), response_mask=batch.mask_RT, **arguments
+        )[0]
         made.append(
             {
                 "name": f"verl_{name}",
@@ -225,56 +200,22 @@ def _advantages(batches: Mapping[str, Batch]) -> list[Case]:
                 "advantages_N": batch.flat(found_RT),
             }
         )
-    gae_RT, returns_RT = core_algos.compute_gae_advantage_return(
-        _token_rewards(batch), batch.values_RT, mask_RT, 0.99, 0.95
-    )
-    made.append(
+    return made
+
+
+def _gae(batches: Mapping[str, Batch]) -> list[Case]:
+    batch = batches["far"]
+    rewards_RT = _token_rewards(batch)
+    _, returns_RT = core_algos.compute_gae_advantage_return(rewards_RT, batch.values_RT, batch.mask_RT, 0.99, 0.95)
+    return [
         {
             "name": "verl_gae_token",
             "call": "verl.trainer.ppo.core_algos.compute_gae_advantage_return",
-            "axes": {"baseline": "critic", "scale": "whiten", "gamma": 0.99, "lam": 0.95, "ddof": 1},
+            "axes": {"gamma": 0.99, "lam": 0.95},
             "batch": "far",
-            "advantages_N": batch.flat(gae_RT),
             "returns_N": batch.flat(returns_RT),
         }
-    )
-    return made
-
-
-def _kls(batches: Mapping[str, Batch]) -> list[Case]:
-    batch = batches["tokens"]
-    made = []
-    for kind in ("k1", "k2", "k3", "k1+", "k3+"):
-        logprobs_RT = batch.logprobs_RT.clone().requires_grad_(True)
-        kl_RT = core_algos.kl_penalty(logprobs_RT, batch.reference_RT, kind)
-        kl_RT.sum().backward()
-        made.append(
-            {
-                "name": f"verl_{kind}",
-                "call": "verl.trainer.ppo.core_algos.kl_penalty",
-                "axes": {"kl": kind},
-                "batch": "tokens",
-                "kl_N": batch.flat(kl_RT.detach()),
-                "gradient_N": batch.flat(logprobs_RT.grad),  # type: ignore[arg-type]
-            }
-        )
-    return made
-
-
-def _weights(batches: Mapping[str, Batch]) -> list[Case]:
-    made: list[Case] = []
-    for name, (_, numbers) in {**_CORRECTIONS, **_REJECTIONS}.items():
-        weights, kept_RT = _corrections(batches["far"], {"correction": name})
-        made.append(
-            {
-                "name": f"verl_{name}",
-                "call": "verl.trainer.ppo.rollout_corr_helper",
-                "axes": {"correction": name, **numbers},
-                "batch": "far",
-                "corrections_N": batches["far"].flat(kept_RT if weights is None else weights),
-            }
-        )
-    return made
+    ]
 
 
 def _critic(batches: Mapping[str, Batch]) -> list[Case]:
@@ -300,7 +241,6 @@ def cases(batches: Mapping[str, Batch]) -> dict[str, list[Case]]:
     return {
         "losses": [*_clips(batches), *_others(batches)],
         "advantages": _advantages(batches),
-        "kls": _kls(batches),
-        "corrections": _weights(batches),
+        "gae": _gae(batches),
         "value_losses": _critic(batches),
     }
