@@ -40,6 +40,7 @@ app = typer.Typer(
 )
 GONE = {
     "--export": "open the episode in `tracegrad page`, and save or print it from the browser",
+    "--figure": "the figures are on the terminal, and with --json in records",
     "--from-file": "--from takes a time, from which on a history is read",
     "--kafka": "--source-dir names the folder of the source run",
     "--only": "a replay without --mode is folded alone, and by the same command with --mode trained on later",
