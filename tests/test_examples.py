@@ -1,9 +1,11 @@
-"""What the GSM8K example brings besides its settings: a tool parser and tools whose numbers keep their digits."""
+"""What the examples bring besides settings: a tool parser, tools whose numbers keep their digits, taps that end."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -12,7 +14,8 @@ from typing import Any
 
 import pytest
 
-GSM8K = Path(__file__).parents[1] / "examples" / "gsm8k"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+GSM8K = EXAMPLES / "gsm8k"
 CALL = '{"name": "calculator", "arguments": {"expression": "6*7"}}'
 
 
@@ -66,3 +69,42 @@ def test_tools_keep_the_digits_of_a_number(monkeypatch: pytest.MonkeyPatch) -> N
             agent.calculator.invoke({"expression": number})
     assert agent.answer.invoke({"number": 1234567}) == "1234567"
     assert load("grade").grade({"expected": "1234567"}, agent.answer.invoke({"number": 1234567}), {}) == 1.0
+
+
+CLIENT = """
+import time
+TopicPartition = None
+class Consumer:
+    def __init__(self, settings): pass
+    def subscribe(self, topics): pass
+    def poll(self, timeout): print("polls", flush=True); time.sleep(0.01)
+    def close(self):
+        print("closes", flush=True)
+        while True:
+            try: time.sleep(60)
+            except KeyboardInterrupt: pass
+"""
+"""Stands in for `confluent_kafka`: its broker is away, so that no record comes and a close never returns, whatever
+signal comes, as of a call into C."""
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "shown"),
+    [("episodes", (), ["polls"]), ("webhook", ("http://127.0.0.1:9",), ["polls", "closes"])],
+)
+def test_a_tap_ends_by_ctrl_c_though_its_broker_is_away(
+    script: str, arguments: tuple[str, ...], shown: list[str], tmp_path: Path
+) -> None:
+    """At once where nothing is to be committed; else by a second one."""
+    (tmp_path / "confluent_kafka.py").write_text(CLIENT)
+    command = [sys.executable, str(EXAMPLES / "taps" / f"{script}.py"), "127.0.0.1:9", "topic", *arguments]
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for word in shown:
+                assert any(line.strip() == word for line in process.stdout), word
+                process.send_signal(signal.SIGINT)
+            assert process.wait(60) == -signal.SIGINT
+        finally:
+            process.kill()

@@ -3,7 +3,7 @@
     pip install confluent-kafka pyarrow pandas
     python -i transitions.py 127.0.0.1:9092 NAME.transitions        # then ask `frame`
 
-Where: the line `kafka` of `tracegrad status --run NAME`, or `bootstrap_servers` in runs/NAME/endpoints.json; each topic
+Where: the line `kafka` of `tracegrad status NAME`, or `bootstrap_servers` in runs/NAME/endpoints.json; each topic
 with its full name: `tracegrad topics list --run NAME`. What a record holds: docs/topics.md.
 """
 

@@ -1,16 +1,17 @@
-"""Posts each record of a topic to a URL, such as each finished step or each dead letter. Ctrl-C ends it.
+"""Posts each record of a topic to a URL, such as each finished step or each dead letter.
 
     pip install confluent-kafka
     python webhook.py 127.0.0.1:9092 NAME.training_steps http://127.0.0.1:8000/hook        # or NAME.dead_letters
 
+Ctrl-C ends it, a second one at once.
 At least once: an offset is committed after its record's post was answered; a post that was not is made again, with the
-same `Idempotency-Key`. Where: the line `kafka` of `tracegrad status --run NAME`, or `bootstrap_servers` in
+same `Idempotency-Key`. Where: the line `kafka` of `tracegrad status NAME`, or `bootstrap_servers` in
 runs/NAME/endpoints.json; each topic with its full name: `tracegrad topics list --run NAME`.
 """
 
-import contextlib
 import http.client
 import json
+import signal
 import sys
 import time
 import urllib.error
@@ -22,8 +23,9 @@ broker, topic, url = sys.argv[1:]
 own = {"group.id": f"tap-webhook-{topic}", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
 settings = {"bootstrap.servers": broker, "reconnect.backoff.ms": 1000, **own}
 wait_s = 1.0
-with contextlib.suppress(KeyboardInterrupt), contextlib.closing(Consumer(settings)) as consumer:
-    consumer.subscribe([topic])
+consumer = Consumer(settings)
+consumer.subscribe([topic])
+try:
     while True:
         message = consumer.poll(1.0)
         if message is None:
@@ -48,3 +50,6 @@ with contextlib.suppress(KeyboardInterrupt), contextlib.closing(Consumer(setting
                 continue
         wait_s = 1.0
         consumer.store_offsets(message=message)  # committed every five seconds, and at the end
+except KeyboardInterrupt:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the close commits, and may wait for a broker that is away
+    consumer.close()
