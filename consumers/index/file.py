@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
@@ -126,6 +126,12 @@ def _is_damage(error: sqlite3.Error) -> bool:
     """Whether it says that the file holds what SQLite never wrote. What Python says itself has no code."""
     code = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def rows_of(cursor: sqlite3.Cursor) -> Iterator[dict[str, Any]]:
+    """What a question found, each row by the names of its columns."""
+    names = [name for name, *_ in cursor.description]
+    return (dict(zip(names, row, strict=True)) for row in cursor)
 
 
 @contextmanager

@@ -39,6 +39,11 @@ ON CONFLICT(id) DO UPDATE SET {_CHANGED}
 WHERE (-excluded.revision, excluded.partition, excluded."offset") < (-revision, partition, "offset")
 RETURNING n
 """
+_OF_STEP = attrgetter(
+    *("step", "epoch", "version", "is_updated", "skipped", "begin_offset", "next_offset", "ended_at_ms", "reward"),
+    "num_unpublished",
+)
+"""What `steps` holds of a step, in the order of its columns."""
 _CLAIM = "claim"
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 _EXCLUDED, _NOT_EXCLUDED = b'"excluded":"', b'"excluded":""'
@@ -171,21 +176,7 @@ class TableWriter:
         step = TRAINING_STEPS.decode(record.value)
         if not isinstance(step, TrainingStep) or step.policy != self._policy:
             return
-        done = self._sql.execute(
-            "INSERT OR IGNORE INTO steps VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
-            (
-                step.step,
-                step.epoch,
-                step.version,
-                step.is_updated,
-                step.skipped,
-                step.begin_offset,
-                step.next_offset,
-                step.ended_at_ms,
-                step.reward,
-                step.num_unpublished,
-            ),
-        )
+        done = self._sql.execute("INSERT OR IGNORE INTO steps VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)", _OF_STEP(step))
         if done.rowcount:
             told: dict[str, str | None] = {**dict.fromkeys(step.group_ids), **step.excluded_ids}
             for group, reason in told.items():

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .file import rows_of
 from .query import Question, condition_of
 
 
@@ -47,9 +48,11 @@ class GroupFacts(NamedTuple):
 
 
 _OF_GROUP = """
-SELECT COUNT(*), SUM(NOT final), MAX(CASE WHEN final THEN reward END), AVG(CASE WHEN final THEN reward END),
-    MIN(CASE WHEN final THEN reward END), AVG(CASE WHEN final THEN paid END), SUM(tools), SUM(tools_failed),
-    SUM(tokens), MIN(first_version), MAX(version), MAX(step), MAX(captured), MAX(rated)
+SELECT COUNT(*) - SUM(NOT final) AS num, SUM(NOT final) AS num_superseded,
+    MAX(CASE WHEN final THEN reward END) AS best, AVG(CASE WHEN final THEN reward END) AS mean,
+    MIN(CASE WHEN final THEN reward END) AS least, COALESCE(AVG(CASE WHEN final THEN paid END), 0.0) AS paid,
+    SUM(tools) AS tools, SUM(tools_failed) AS tools_failed, SUM(tokens) AS tokens, MIN(first_version) AS first_version,
+    MAX(version) AS version, MAX(step) AS step, MAX(captured) AS is_captured, COALESCE(MAX(rated), 0) AS rated
 FROM episodes e WHERE e."group" = ?
 """
 _WORDS = 'SELECT DISTINCT word FROM episodes e JOIN words w ON w.n = e.{} WHERE e."group" = ? ORDER BY word'
@@ -85,9 +88,6 @@ def groups_where(
 
 
 def _facts(connection: sqlite3.Connection, group: int, at_ms: int, place: int) -> GroupFacts:
-    num, superseded, best, mean, least, paid, tools, failed, tokens, first, last, step, captured, rated = (
-        connection.execute(_OF_GROUP, (group,)).fetchone()
-    )
     (id_,) = connection.execute("SELECT id FROM groups WHERE n = ?", (group,)).fetchone()
 
     def words(field: str) -> list[str]:
@@ -100,19 +100,6 @@ def _facts(connection: sqlite3.Connection, group: int, at_ms: int, place: int) -
         task=next(iter(words("task")), None),
         purpose=next(iter(words("purpose")), None),
         agents=tuple(sorted({name for word in words("agents") for name in json.loads(word)})),
-        num=num - superseded,
-        num_superseded=superseded,
-        best=best,
-        mean=mean,
-        least=least,
-        paid=paid or 0.0,
-        tools=tools,
-        tools_failed=failed,
-        tokens=tokens,
-        first_version=first,
-        version=last,
-        step=step,
         excluded=tuple(word for word in words("excluded") if word != "superseded"),
-        is_captured=bool(captured),
-        rated=rated or 0,
+        **next(rows_of(connection.execute(_OF_GROUP, (group,)))),
     )

@@ -15,6 +15,7 @@ import msgspec
 
 from tracegrad.schemas.records.versions import Version
 
+from .file import rows_of
 from .subject import Kind
 
 
@@ -202,62 +203,48 @@ def _made_from(connection: sqlite3.Connection, versions: set[int]) -> tuple[tupl
 def _steps(connection: sqlite3.Connection, numbers: Iterable[int]) -> tuple[StepLink, ...]:
     found = []
     for number in numbers:
-        for step, epoch, version, begin, end, at_ms, reward in connection.execute(
-            "SELECT step, epoch, CASE WHEN is_updated AND NOT unpublished THEN version END, "
+        steps = connection.execute(
+            "SELECT step, epoch, CASE WHEN is_updated AND NOT unpublished THEN version END AS version, "
             'begin, "next", at_ms, reward FROM steps WHERE stands AND step = ?',
             (number,),
-        ).fetchall():
+        )
+        for row in rows_of(steps):
             told = connection.execute(
                 "SELECT g.id, (SELECT word FROM words WHERE n = s.excluded) FROM step_groups s "
                 'JOIN groups g ON g.n = s."group" WHERE step = ? AND epoch = ? ORDER BY g."offset", g.id',
-                (step, epoch),
+                (row["step"], row["epoch"]),
             ).fetchall()
             excluded = {group: reason for group, reason in told if reason is not None}
-            found.append(
-                StepLink(
-                    step=step,
-                    epoch=epoch,
-                    version=version,
-                    begin=begin,
-                    next=end,
-                    at_ms=at_ms,
-                    reward=reward,
-                    num_trained=len(told) - len(excluded),
-                    excluded=excluded,
-                )
-            )
+            found.append(StepLink(num_trained=len(told) - len(excluded), excluded=excluded, **row))
     return tuple(found)
 
 
 def _groups(connection: sqlite3.Connection, condition: str, *values: str | int) -> tuple[GroupLink, ...]:
     rows = connection.execute(
-        'SELECT g.n, g.id, g."offset", s.step, '
-        "(SELECT word FROM words WHERE n = COALESCE(g.excluded, s.excluded)) FROM groups g "
+        'SELECT g.id AS "group", g."offset" AS "offset", s.step AS step, '
+        "(SELECT word FROM words WHERE n = COALESCE(g.excluded, s.excluded)) AS excluded FROM groups g "
         'LEFT JOIN (SELECT sg."group" AS "group", sg.step AS step, sg.excluded AS excluded FROM step_groups sg '
         'JOIN steps USING(step, epoch) WHERE stands) s ON s."group" = g.n '
         f'WHERE {condition} ORDER BY g."offset", g.id',
         values,
-    ).fetchall()
-    rules = 'SELECT DISTINCT word FROM episodes e JOIN words w ON w.n = e.rules WHERE "group" = ? ORDER BY word'
+    )
+    rules = (
+        "SELECT DISTINCT word FROM episodes e JOIN words w ON w.n = e.rules "
+        'WHERE "group" = (SELECT n FROM groups WHERE id = ?) ORDER BY word'
+    )
     return tuple(
-        GroupLink(
-            group=group,
-            offset=offset,
-            step=step,
-            excluded=excluded,
-            rules=tuple(word for (word,) in connection.execute(rules, (number,))),
-        )
-        for number, group, offset, step, excluded in rows
+        GroupLink(rules=tuple(word for (word,) in connection.execute(rules, (row["group"],))), **row)
+        for row in rows_of(rows)
     )
 
 
 def _episodes(connection: sqlite3.Connection, condition: str, *values: str | int) -> tuple[EpisodeLink, ...]:
     rows = connection.execute(
-        'SELECT e.id, g.id, e.partition, e."offset", e.revision, (SELECT word FROM words WHERE n = e.state), '
-        "e.reward, e.step, (SELECT word FROM words WHERE n = e.excluded), "
-        "(SELECT word FROM words WHERE n = e.purpose) FROM episodes e "
+        'SELECT e.id AS episode, g.id AS "group", e.partition AS partition, e."offset" AS "offset", '
+        "e.revision AS revision, (SELECT word FROM words WHERE n = e.state) AS state, e.reward AS reward, "
+        "e.step AS step, (SELECT word FROM words WHERE n = e.excluded) AS excluded, "
+        "(SELECT word FROM words WHERE n = e.purpose) AS purpose FROM episodes e "
         f'JOIN groups g ON g.n = e."group" WHERE {condition} ORDER BY g."offset", e.id',
         values,
     )
-    names = ("episode", "group", "partition", "offset", "revision", "state", "reward", "step", "excluded", "purpose")
-    return tuple(EpisodeLink(**dict(zip(names, row, strict=True))) for row in rows)
+    return tuple(EpisodeLink(**row) for row in rows_of(rows))

@@ -21,6 +21,7 @@ from tracegrad.schemas.log.where import Kind, Term
 
 from ..episode_facts import FIELDS
 from .fact_indexes import indexed, make_for
+from .file import rows_of
 
 _FEW = 5_000
 """So many rows are looked at, and put in order, in some milliseconds."""
@@ -84,7 +85,7 @@ _SHOW = (
 
 
 def _facts(found: sqlite3.Cursor) -> dict[str, Any]:
-    told = dict(zip((name for name, *_ in found.description), found.fetchone(), strict=True))
+    told = next(rows_of(found))
     for name, field in FIELDS.items():
         if field.is_many:
             told[name] = json.loads(told[name] or "[]")

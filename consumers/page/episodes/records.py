@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tracegrad.schemas.errors import RecordError, RequestError
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, Positions, made_of, parse_place
-from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.log.where import Term
 from tracegrad.schemas.otlp.read import decode_spans, spans_of
 from tracegrad.schemas.policies import partition_of
@@ -30,6 +30,7 @@ from ...index.origins import records_at
 from ...index.query import Question, find
 from .spans import SpanView, span_view
 
+T = TypeVar("T")
 _MAX_SPAN_RECORDS = 1_000
 _MAX_SAID = 100
 _MAX_MEMBERS = 256
@@ -83,26 +84,26 @@ def facts_of_group(connection: sqlite3.Connection, id_: str) -> list[dict[str, A
 
 def read_episodes(log: Log, topics: Topics, facts: Iterable[Mapping[str, Any]]) -> dict[str, EpisodeRecord]:
     """Their records, by episode; those that are gone, or that nobody can read, are left out. Blocks."""
-    found = {}
     places = [(one["partition"], one["offset"]) for one in facts]
-    for record in records_at(log, topics.name(Topic.EPISODES), places):
-        try:
-            episode = EPISODES.decode(record.value)
-        except RecordError:
-            continue
-        found[episode.episode_id] = EpisodeRecord(episode, made_of(record.headers, MadeOf))
-    return found
+    return {
+        episode.episode_id: EpisodeRecord(episode, made_of(record.headers, MadeOf))
+        for record, episode in _decoded_at(log, topics.name(Topic.EPISODES), places, EPISODES.decode)
+    }
+
+
+def _decoded_at(
+    log: Log, topic: str, places: Iterable[tuple[int, int]], decode: Callable[[bytes | None], T]
+) -> Iterator[tuple[Record, T]]:
+    for record in records_at(log, topic, places):
+        with contextlib.suppress(RecordError):
+            yield record, decode(record.value)
 
 
 def read_trained(log: Log, topics: Topics, connection: sqlite3.Connection, group: str) -> GroupCredit | None:
     """A group as credit wrote it; None: it has not, or will not. Blocks."""
     row = connection.execute('SELECT "offset" FROM groups WHERE id = ?', (group,)).fetchone()
     places = [(partition_of(), row[0])] if row is not None and row[0] is not None else []
-    for record in records_at(log, topics.name(Topic.TRANSITIONS), places):
-        try:
-            summary, rows = decode_group(record.value)
-        except RecordError:
-            return None
+    for record, (summary, rows) in _decoded_at(log, topics.name(Topic.TRANSITIONS), places, decode_group):
         calls = _calls(rows, _advantages(log, topics, connection, group))
         return GroupCredit(summary, calls, _said(log, topics, made_of(record.headers, GroupMadeOf)))
     return None
@@ -112,11 +113,9 @@ def _said(log: Log, topics: Topics, made: GroupMadeOf | None) -> list[Reward]:
     """Of two words under one key the last; as it was said."""
     places = list(islice(_places(made.feedback if made is not None else {}, Topic.REWARDS), _MAX_SAID))
     last: dict[str, Reward] = {}
-    for record in records_at(log, topics.name(Topic.REWARDS), places):
-        with contextlib.suppress(RecordError):
-            one = REWARDS.decode(record.value)
-            known = last.setdefault(piece_id(one), one)
-            last[piece_id(one)] = max(known, one, key=attrgetter("at_ms"))
+    for _, one in _decoded_at(log, topics.name(Topic.REWARDS), places, REWARDS.decode):
+        known = last.setdefault(piece_id(one), one)
+        last[piece_id(one)] = max(known, one, key=attrgetter("at_ms"))
     return sorted(last.values(), key=lambda one: (one.at_ms, piece_id(one)))
 
 
@@ -134,12 +133,9 @@ def _advantages(log: Log, topics: Topics, connection: sqlite3.Connection, group:
         "(SELECT n FROM groups WHERE id = ?) ORDER BY step LIMIT 1",
         (group,),
     )
-    for record in records_at(log, topics.name(Topic.ADVANTAGES), [(0, offset) for (offset,) in rows]):
-        try:
-            return {call.call_id: call.mean for call in ADVANTAGES.decode(record.value).calls}
-        except RecordError:
-            break
-    return {}
+    places = [(partition_of(), offset) for (offset,) in rows]
+    told = _decoded_at(log, topics.name(Topic.ADVANTAGES), places, ADVANTAGES.decode)
+    return {call.call_id: call.mean for _, group in told for call in group.calls}
 
 
 def _calls(rows: Iterable[SegmentRow], advantages: Mapping[str, float]) -> dict[str, CallCredit]:
@@ -162,11 +158,8 @@ def read_spans(log: Log, topics: Topics, made: MadeOf | None) -> list[SpanView]:
     places = chain.from_iterable(_places(positions, Topic.OTLP_SPANS) for positions in made.parts.values())
     wanted = set(islice(places, _MAX_SPAN_RECORDS))
     found: dict[str, SpanView] = {}
-    for record in records_at(log, topics.name(Topic.OTLP_SPANS), wanted):
-        try:
-            spans = list(spans_of(decode_spans(record.value)))
-        except RecordError:
-            continue
+    for _, request in _decoded_at(log, topics.name(Topic.OTLP_SPANS), wanted, decode_spans):
+        spans = list(spans_of(request))
         own = [one for one in spans if one[2].trace_id.hex() in made.parts]
         # A conversation's key is no trace's; one record then holds one trace, unless ranges were told as one.
         for resource, scope, span in own or (spans if made.gap == 1 else ()):
