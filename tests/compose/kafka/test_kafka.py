@@ -16,6 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 from tests.compose.kafka.reading import new_topic, read
 from tracegrad.compose.kafka import admin as kafka_admin
 from tracegrad.compose.kafka import errors as kafka_errors
+from tracegrad.compose.kafka import reader as kafka_reader
 from tracegrad.compose.kafka.admin import KafkaAdmin
 from tracegrad.compose.kafka.client_settings import producer_settings, shared_settings
 from tracegrad.compose.kafka.errors import CODES, boundary, translate
@@ -246,7 +247,7 @@ def test_acknowledged_records_survive_a_killed_broker(own_kafka: LocalKafka, mon
     own_kafka.kill()
     futures += [writer.append(topic, key=str(i).encode(), value=str(i).encode() * 100) for i in range(2000, 4000)]
     # Longer than a member's session of 6 s.
-    monkeypatch.setattr(reader, "_answer_s", 7.0)
+    monkeypatch.setattr(kafka_reader, "_ANSWER_S", 7.0)
     check_calls_are_bounded_while_away(reader, where)
     own_kafka.start()
     positions = [future.result(60) for future in futures]

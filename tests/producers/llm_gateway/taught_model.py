@@ -6,15 +6,18 @@ torch and transformers are imported when called.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.tiny_models import small_model
 
-__all__ = ["ANSWERS", "TOOLS", "Row", "make_taught_model", "spelt", "tools_for"]
-
 DATA = Path(__file__).parents[2] / "data"
+TEMPLATES = ("qwen2_5", "trimming")
+"""Of the engines that the tests of this folder share."""
+OWN_TOKENIZER = os.environ.get("TRACEGRAD_TEST_TOKENIZER")
+"""A tokenizer.json to use instead of the fixture's: random weights then; only splice and logprobs are looked at."""
 TOOLS = [
     {
         "type": "function",

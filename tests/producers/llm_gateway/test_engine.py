@@ -1,32 +1,24 @@
-"""The gateway on a real vLLM engine: splice with two templates, logprobs, and each answer beside the engine's own.
-
-`TRACEGRAD_TEST_TOKENIZER` names a tokenizer.json to use instead of the fixture's (random weights then; only the
-splice and the logprobs are looked at).
-"""
+"""The gateway on a real vLLM engine: splice with two templates, logprobs, and each answer beside the engine's own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
-import msgspec
 import openai
 import pytest
 
-from tests.engine_fixture import SMALL, RunningEngine, started
+from tests.engine_fixture import RunningEngine
 from tests.producers.keys import HOST, KEY
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, full_prompt, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
-from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
+from tests.producers.llm_gateway.taught_model import ANSWERS, OWN_TOKENIZER, TEMPLATES, tools_for
 from tests.serving import ENGINE_TOKEN
-from tests.versions import label
 from tracegrad.schemas.credentials import bearer, credential
 from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.metrics import RENDERS_LOCALLY
@@ -35,25 +27,7 @@ from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 OWN = bearer(ENGINE_TOKEN)
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 
-OWN_TOKENIZER = os.environ.get("TRACEGRAD_TEST_TOKENIZER")
-TEMPLATES = ("qwen2_5", "trimming")
 LIMIT: dict[str, Any] = {"max_tokens": 120}
-
-
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunningEngine]]:
-    """One with each of the templates; their labels are version 0's."""
-    own = {"tokenizer_file": Path(OWN_TOKENIZER), "steps": 0} if OWN_TOKENIZER else {}
-    engines = {}
-    for name in TEMPLATES:
-        folder = tmp_path_factory.mktemp(name)
-        template = (DATA / f"{name}.jinja").read_text()
-        model = make_taught_model(folder / "model", template, **own)  # type: ignore[arg-type]
-        engines[name] = RunningEngine(folder, model, msgspec.structs.replace(SMALL, max_model_len=1024))
-    with started(*engines.values()):
-        for engine in engines.values():
-            engine.client.post("/update_weight_version", json={"new_version": label(0)}).raise_for_status()
-        yield engines
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)

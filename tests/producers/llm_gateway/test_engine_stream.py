@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
-from tests.engine_fixture import SMALL, RunningEngine, generate_body, started
+from tests.engine_fixture import RunningEngine, generate_body
 from tests.fake_engine.scripted import EngineFault, Reply, ScriptedEngine
 from tests.producers.llm_gateway.harness import GENERATE, Rig, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, rows_of
 from tests.producers.llm_gateway.streaming import BODIES, Stream
-from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
+from tests.producers.llm_gateway.taught_model import ANSWERS, tools_for
 from tests.serving import ENGINE_TOKEN, serve
-from tests.versions import label
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.metrics import RENDERS_LOCALLY
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
@@ -42,14 +40,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    """Its label is version 0's."""
-    folder = tmp_path_factory.mktemp("streams")
-    model = make_taught_model(folder / "model", (DATA / "qwen2_5.jinja").read_text())
-    running = RunningEngine(folder, model, msgspec.structs.replace(SMALL, max_model_len=1024))
-    with started(running):
-        running.client.post("/update_weight_version", json={"new_version": label(0)}).raise_for_status()
-        yield running
+def engine(engines: dict[str, RunningEngine]) -> RunningEngine:
+    """Of the template that the gateway renders itself."""
+    return engines["qwen2_5"]
 
 
 @asynccontextmanager
