@@ -16,8 +16,6 @@ from packaging.utils import canonicalize_name
 
 from tests.house import ROOT, imports
 
-__all__ = ["PROGRAMS", "ROOT", "declared", "libraries", "requirements"]
-
 SERVE = "tracegrad.compose.run.serve"
 PROGRAMS = {
     "agent": (

@@ -12,8 +12,6 @@ from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
 from tracegrad.schemas.records.versions import VersionSpan
 
-__all__ = ["append_groups", "conversation_bytes", "group_bytes", "record", "segment", "summary", "turn"]
-
 VOCABULARY = 261
 """Of tests/tiny_models.py."""
 

@@ -22,20 +22,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.store.checkpoint import Checkpoints
 
-__all__ = [
-    "SPARSE",
-    "USELESS",
-    "Death",
-    "Outcome",
-    "assert_exactly_once",
-    "folded",
-    "is_same",
-    "outcome",
-    "said",
-    "start",
-    "steps_of",
-]
-
 USELESS = (1, 3, 4)
 """Without spread, of the groups that a trainer reads who has its batches refilled: batches of 3, 4, 2 and 2."""
 SPARSE = tuple(group_bytes(i, spread=float(i not in USELESS)) for i in range(11))

@@ -18,8 +18,6 @@ from tracegrad.trainer.batch.packing import MicroBatch
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.critic import Critic
 
-__all__ = ["ToyPolicy", "critic_of", "learn"]
-
 
 class ToyPolicy:
     """log pi = theta[id], about -5.5; the entropy at a token is theta squared."""

@@ -13,8 +13,6 @@ from tracegrad.compose.history import replay as history
 from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
 
-__all__ = ["Told", "hold_in_memory"]
-
 
 class Told(Show):
     """What a user is told."""

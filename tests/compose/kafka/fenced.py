@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-__all__ = ["FencedWay"]
-
 _HOST = b"127.0.0.1"
 _LED = struct.pack(">bhii", 2, 0, 0, 1)
 """One partition: no error, number 0, led by node 1."""

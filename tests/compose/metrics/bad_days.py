@@ -8,8 +8,6 @@ from __future__ import annotations
 from tracegrad.schemas import metrics as m
 from tracegrad.schemas.metrics import Metric
 
-__all__ = ["BAD_DAYS", "DAYS"]
-
 DAYS: dict[str, dict[Metric, str]] = {
     "an agent that nobody started, and what it says": {
         m.PROPOSALS: (

@@ -18,8 +18,6 @@ from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefre
 from tracegrad.schemas import metrics as m
 from tracegrad.schemas.metrics import Counter, Metric
 
-__all__ = ["dashboard_json", "queries"]
-
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 _RUN = 'run=~"$run"'
 

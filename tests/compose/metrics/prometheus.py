@@ -14,8 +14,6 @@ import pytest
 
 from tracegrad.schemas.metrics import Metric, Metrics, declared
 
-__all__ = ["LABELS", "Series", "answerable", "failures", "needs_prometheus", "promtool", "sample", "unknown_names"]
-
 LABELS = {"job": "tracegrad", "run": "mine"}
 needs_prometheus = pytest.mark.skipif(
     None in (shutil.which("promtool"), shutil.which("prometheus")),

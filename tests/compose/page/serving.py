@@ -23,8 +23,6 @@ from tracegrad.schemas.keys import policy_key
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["Served", "eventually", "is_there", "served"]
-
 
 class Served(NamedTuple):
     """What the test works with."""

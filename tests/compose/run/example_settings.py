@@ -13,8 +13,6 @@ from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
 from tracegrad.streams.config import SelectConfig, StreamsConfig
 from tracegrad.trainer.config import AlgorithmConfig
 
-__all__ = ["CAPTURING", "SETTINGS"]
-
 SETTINGS = RunSettings(
     run="mine",
     seed=3,

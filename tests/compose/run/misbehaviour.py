@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tests.fake_engine.scripted import EngineFault, Reply
 
-__all__ = ["SCRIPT", "Script", "write_files"]
-
 FAULT = "fault"
 SCRIPT = {
     "spread": ("1", "0", "1"),

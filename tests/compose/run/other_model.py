@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["answering"]
-
 
 @contextlib.contextmanager
 def answering(answer: Any, key: str) -> Iterator[str]:

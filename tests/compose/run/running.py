@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunningUp"]
-
 COMMAND = (sys.executable, "-m", "tracegrad.compose.cli")
 
 

@@ -12,15 +12,6 @@ from pathlib import Path
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-__all__ = [
-    "ENVIRONMENT",
-    "ancestors",
-    "assert_just_what_was_exported",
-    "exported",
-    "received",
-    "write_agents",
-]
-
 ENVIRONMENT = {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "langchain"}
 """What these agents do not use takes seconds to import."""
 

@@ -18,8 +18,6 @@ from tests.trainer.algorithm.literal import Token, gae
 from tracegrad.schemas.records.transitions import Turn
 from tracegrad.trainer.batch.groups import Group
 
-__all__ = ["Policies", "tokens_of_batch"]
-
 Axes = Mapping[str, Any]
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "batches", "digits", "gradient"]
-
 
 def digits(values: Tensor | list[float]) -> list[float]:
     """Ten significant digits: enough for 1e-9, half the bytes."""

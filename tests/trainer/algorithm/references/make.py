@@ -28,8 +28,6 @@ from unittest.mock import MagicMock
 
 from .batches import batches
 
-__all__ = ["main"]
-
 _PRETENDED = """
     aiofiles aiohttp colorlog datasets deepspeed fastapi flash_attn flask jsonlines loguru math_verify mbridge megatron
     ninja openai peft prettytable pybase64 pylatexenc pynvml ray sglang swanlab tabulate tensorboard tensorboardX

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from .batches import Batch, digits, gradient
 
-__all__ = ["cases"]
-
 Case = dict[str, Any]
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from .batches import Batch, digits, gradient
 
-__all__ = ["cases"]
-
 Case = dict[str, Any]
 
 

@@ -14,8 +14,6 @@ from trl.trainer.rloo_trainer import RLOOTrainer  # type: ignore[import-not-foun
 
 from .batches import Batch, gradient
 
-__all__ = ["cases"]
-
 Case = dict[str, Any]
 
 LENGTH = 32

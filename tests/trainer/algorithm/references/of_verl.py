@@ -17,8 +17,6 @@ from verl.workers.config.actor import ActorConfig  # type: ignore[import-not-fou
 
 from .batches import Batch, digits, gradient
 
-__all__ = ["cases"]
-
 Case = dict[str, Any]
 
 LENGTH = 32
