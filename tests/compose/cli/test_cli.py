@@ -15,7 +15,9 @@ from rich.markup import render
 from typer.main import get_command
 
 from tests.memory_log import MemoryLog
-from tracegrad.compose.cli import GONE
+from tracegrad.compose import cli
+from tracegrad.compose.cli import GONE, app
+from tracegrad.compose.cli import run as run_commands
 from tracegrad.compose.kafka.client_settings import TAIL_GROUP
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import RunSettings
@@ -36,10 +38,16 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 
 
+def leave(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> Any:
+    """The status with which a command ends."""
+    monkeypatch.setattr(sys, "argv", ["tracegrad", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return left.value.code
+
+
 def test_help_shows_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     """What runs something, what looks at it."""
-    from tracegrad.compose.cli import app
-
     app(["--help"], standalone_mode=False)
     shown = capsys.readouterr().out
     names = ("Run", "demo", "train", "up", "env", "serve", "Look", "status", "tail", "audit", "topics")
@@ -52,16 +60,12 @@ def test_help_shows_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_each_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In its help; run within this process, which is faster."""
-    from tracegrad.compose.cli import app
-
     app([command, "--help"], standalone_mode=False)
     assert "Example: " in " ".join(capsys.readouterr().out.split())
 
 
 def test_run_names_a_new_run_or_finds_one_by_what_the_command_does() -> None:
     """A command that looks says that a name or a folder is meant; one that starts, how it is named."""
-    from tracegrad.compose.cli import app
-
     root: Any = get_command(app)
     commands = {**root.commands, **{f"topics {name}": one for name, one in root.commands["topics"].commands.items()}}
     commands |= {f"air {name}": one for name, one in root.commands["air"].commands.items()}
@@ -79,8 +83,6 @@ def test_run_names_a_new_run_or_finds_one_by_what_the_command_does() -> None:
 
 def test_no_word_of_the_help_is_taken_for_markup() -> None:
     """A `[section]` that is not escaped would be, and not be shown."""
-    from tracegrad.compose.cli import app
-
     root: Any = get_command(app)
     commands = [root, *root.commands.values(), *root.commands["topics"].commands.values()]
     told = [command.help or "" for command in commands]
@@ -116,15 +118,10 @@ def test_mistakes_are_one_clear_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit status 78 for settings that cannot work; never a traceback."""
-    from tracegrad.compose import cli
-
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["tracegrad", *arguments])
     monkeypatch.setattr("tracegrad.compose.run.serve._set_up_logging", lambda *_: None)
-    with pytest.raises(SystemExit) as left:
-        cli.main()
+    assert leave(monkeypatch, *arguments) == status
     shown = capsys.readouterr()
-    assert left.value.code == status
     if "serve" not in arguments:
         assert message in " ".join(shown.err.replace("│", "").split())
 
@@ -133,14 +130,9 @@ def test_topics_dry_run_prints_topics_and_acls(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asks no cluster."""
-    from tracegrad.compose import cli
-
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["tracegrad", "topics", "create", "examples/calculator", "--dry-run"])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
+    assert leave(monkeypatch, "topics", "create", "examples/calculator", "--dry-run") == 0
     shown = capsys.readouterr().out
-    assert left.value.code == 0
     assert "topic calculator.episodes partitions=4" in shown and "acl read" in shown
     for stage in INPUTS:
         assert f"group calculator.{stage.value}\n  acl read,describe:  {stage.value}" in shown
@@ -149,9 +141,6 @@ def test_topics_dry_run_prints_topics_and_acls(
 
 def started_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> RunSettings:
     """The settings with which a command would start a session."""
-    from tracegrad.compose.cli import app
-    from tracegrad.compose.cli import run as run_commands
-
     started: list[RunSettings] = []
 
     def run_session(settings: RunSettings, *_: object, **__: object) -> int:
@@ -201,13 +190,15 @@ def test_up_takes_what_arrives_and_train_its_own_rollouts(
     assert settings.select.capture_all is is_captured
 
 
-def started(folder: Path) -> tuple[RunDir, MemoryLog]:
-    """A run `mine` in it, and its log with its topics."""
+def started(folder: Path, *statuses: ProcessStatus) -> tuple[RunDir, MemoryLog]:
+    """A run `mine` in it, and its log with its topics, on which that was told of processes."""
     settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
     run_dir = RunDir.create(folder / "mine", settings)
     run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
-    log = MemoryLog()
-    log.create_topics(Wiring(run_dir).topics, policies=["policy"])
+    log, topics = MemoryLog(), Wiring(run_dir).topics
+    log.create_topics(topics, policies=["policy"])
+    for status in statuses:
+        log.writer().append(topics.name(Topic.PROCESS_STATUS), key=b"", value=PROCESS_STATUS.encode(status))
     return run_dir, log
 
 
@@ -234,20 +225,11 @@ def test_status_shows_every_process_and_what_it_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From `process_status`; a report of a predecessor that died is not shown."""
-    from tracegrad.compose import cli
-
-    run_dir, log = started(tmp_path)
-    topics = Wiring(run_dir).topics
-    now_ms = int(time.time() * 1000)
-    for status in some_statuses(now_ms):
-        log.writer().append(topics.name(Topic.PROCESS_STATUS), key=b"", value=PROCESS_STATUS.encode(status))
+    run_dir, log = started(tmp_path, *some_statuses(int(time.time() * 1000)))
     monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
     with run_dir.lock():
         for more in ([], ["--json"]):
-            monkeypatch.setattr(sys, "argv", ["tracegrad", "status", str(run_dir.path), *more])
-            with pytest.raises(SystemExit) as left:
-                cli.main()
-            assert left.value.code == 0
+            assert leave(monkeypatch, "status", run_dir.path, *more) == 0
     text, _, encoded = capsys.readouterr().out.partition("{")
     assert text.splitlines()[1] == "  kafka b, topics mine.*"
     # On a busy machine a second or more goes by before it is asked.
@@ -257,6 +239,8 @@ def test_status_shows_every_process_and_what_it_counted(
         "status 1",
         "97 records, 3 open, 2 dead letters, silent for 60 s",
         "0 records wait or belong to what is still open",
+        "1 dead letters, a",
+        "1 dead letters, b",
     ]
     assert "1 restarts" in text.splitlines()[4]
     assert [told["process"] for told in json.loads("{" + encoded)["processes"]] == ["streams-assemble-0", "llm"]
@@ -266,15 +250,9 @@ def test_nobody_is_silent_because_status_reads_slowly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine reading takes longer than a process may be silent."""
-    from tracegrad.compose import cli
-
-    settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
-    run_dir = RunDir.create(tmp_path / "mine", settings)
-    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
-    log, topics, clock = MemoryLog(), Wiring(run_dir).topics, [time.time()]
-    log.create_topics(topics, policies=["policy"])
+    clock = [time.time()]
     told = ProcessReport(process="llm", pid=8, since_ms=1, at_ms=int(1000 * clock[0]), counters={"calls": 12.0})
-    log.writer().append(topics.name(Topic.PROCESS_STATUS), key=b"", value=PROCESS_STATUS.encode(told))
+    run_dir, log = started(tmp_path, told)
 
     def lag(*_: object) -> int:
         clock[0] += 13
@@ -283,9 +261,8 @@ def test_nobody_is_silent_because_status_reads_slowly(
     monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
     monkeypatch.setattr("tracegrad.compose.cli.look.stream_lag", lag)
     monkeypatch.setattr(time, "time", lambda: clock[0])
-    monkeypatch.setattr(sys, "argv", ["tracegrad", "status", str(run_dir.path)])
-    with run_dir.lock(), pytest.raises(SystemExit):
-        cli.main()
+    with run_dir.lock():
+        leave(monkeypatch, "status", run_dir.path)
     out = capsys.readouterr().out
     assert "12 calls" in out and "silent for" not in out
 
@@ -294,23 +271,15 @@ def test_status_says_why_a_run_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker has gone with it; a new start begins without the old word."""
-    from tracegrad.compose import cli
-
-    settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
-    endpoints = Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",))
-    run_dir = RunDir.create(tmp_path / "mine", settings)
-    run_dir.write_start(settings, endpoints)
+    run_dir, _ = started(tmp_path)
     why = "trainer: exit status 70; last lines of trainer.log:\nDivergedError: expected a finite loss and gradient"
     run_dir.write_outcome(Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=70))
     for more in ([], ["--json"]):
-        monkeypatch.setattr(sys, "argv", ["tracegrad", "status", str(run_dir.path), *more])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        assert left.value.code == 1
+        assert leave(monkeypatch, "status", run_dir.path, *more) == 1
     text, _, encoded = capsys.readouterr().out.partition("{")
     assert "ended: fatal" in text and "DivergedError: expected a finite loss" in text
     assert json.loads("{" + encoded)["outcome"]["exit_status"] == 70
-    run_dir.write_start(settings, endpoints)
+    run_dir.write_start(run_dir.settings, run_dir.endpoints)
     assert run_dir.outcome is None
 
 
@@ -318,16 +287,10 @@ def test_status_shows_nothing_that_an_earlier_start_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its processes are gone, whatever the topic still says of them."""
-    from tracegrad.compose import cli
-
-    run_dir, log = started(tmp_path)
-    topics = Wiring(run_dir).topics
-    told = SupervisedProcess(process="llm", state=ProcessState.RUNNING, pid=7)
-    log.writer().append(topics.name(Topic.PROCESS_STATUS), key=b"", value=PROCESS_STATUS.encode(told))
+    run_dir, log = started(tmp_path, SupervisedProcess(process="llm", state=ProcessState.RUNNING, pid=7))
     later_s = time.time() + 60
     os.utime(run_dir.endpoints_file, (later_s, later_s))
     monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
-    monkeypatch.setattr(sys, "argv", ["tracegrad", "status", str(run_dir.path), "--json"])
-    with run_dir.lock(), pytest.raises(SystemExit):
-        cli.main()
+    with run_dir.lock():
+        leave(monkeypatch, "status", run_dir.path, "--json")
     assert json.loads(capsys.readouterr().out)["processes"] == []

@@ -191,12 +191,6 @@ def test_a_source_without_its_key_is_refused(runs: Path, monkeypatch: pytest.Mon
     assert not (runs / "new").exists()
 
 
-def test_a_window_that_ends_before_it_begins_is_refused(runs: Path) -> None:
-    """Both are named."""
-    with pytest.raises(ConfigurationError, match="expected --to to be later"):
-        replay(into="new", from_="PT1H", to="PT2H", runs_dir=runs)
-
-
 def test_a_broker_that_another_replay_has_opened_is_not_shared(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes with that one, in the midst of what the second reads; one of a live run stays."""
     monkeypatch.undo()

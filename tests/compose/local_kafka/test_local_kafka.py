@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
+from tests.serving import until
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.local_kafka import installation
@@ -57,44 +56,43 @@ def test_lock_names_no_index_and_pins_every_jar() -> None:
     assert ("kafka-clients", "4.3.1") in {(jar.artifact, jar.version) for jar in jars}
 
 
-def test_jar_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Then taken from the cache, verified, without network."""
-    asked = serve(monkeypatch, [GOOD])
-    assert [path.read_bytes() for path in class_path(tmp_path, [JAR])] == [GOOD]
-    class_path(tmp_path, [JAR])
-    assert len(asked) == 1
-
-
-def test_truncated_jar_in_the_cache_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A crash or a full disk must not stay."""
-    serve(monkeypatch, [GOOD])
-    (tmp_path / JAR.file_name).write_bytes(GOOD[:3])
-    assert class_path(tmp_path, [JAR])[0].read_bytes() == GOOD
-
-
-def test_wrong_bytes_are_retried_once_past_the_local_repository(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("cached", "answers", "asked"),
+    [(None, [GOOD], [True]), (GOOD[:3], [GOOD], [True]), (None, [b"damaged", GOOD], [True, False])],
+    ids=["not there", "cut by a crash or a full disk", "damaged in the user's own Maven repository"],
+)
+def test_a_jar_is_downloaded_once_and_verified(
+    cached: bytes | None,
+    answers: list[bytes | Exception],
+    asked: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """A damaged jar of the user's own Maven repository is gone around, not deleted."""
-    asked = serve(monkeypatch, [b"damaged", GOOD])
-    assert class_path(tmp_path, [JAR])[0].read_bytes() == GOOD
-    assert asked == [True, False]
+    """Then taken from the cache, without network; a damaged one of the user's is gone around, not deleted."""
+    if cached is not None:
+        (tmp_path / JAR.file_name).write_bytes(cached)
+    found = serve(monkeypatch, answers)
+    for _ in range(2):
+        assert [path.read_bytes() for path in class_path(tmp_path, [JAR])] == [GOOD]
+        assert found == asked
 
 
-def test_wrong_bytes_twice_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing that this release was not tested with is run."""
-    serve(monkeypatch, [b"other", b"other"])
-    with pytest.raises(ConfigurationError, match=r"org\.example:thing:1\.0"):
+@pytest.mark.parametrize(
+    ("answer", "error", "told"),
+    [
+        (b"other", ConfigurationError, r"org\.example:thing:1\.0"),
+        (ConnectionError("no route"), UnavailableError, r"no route.*proxy"),
+    ],
+    ids=["other bytes", "no network"],
+)
+def test_what_fails_twice_is_refused(
+    answer: bytes | Exception, error: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing that this release was not tested with is run; of the network it is said what to check."""
+    asked = serve(monkeypatch, [answer])
+    with pytest.raises(error, match=told):
         class_path(tmp_path, [JAR])
-    assert not (tmp_path / JAR.file_name).exists()
-
-
-def test_network_failure_says_what_to_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """After one retry."""
-    asked = serve(monkeypatch, [ConnectionError("no route")])
-    with pytest.raises(UnavailableError, match=r"no route.*proxy"):
-        class_path(tmp_path, [JAR])
-    assert len(asked) == 2
+    assert len(asked) == 2 and not (tmp_path / JAR.file_name).exists()
 
 
 @pytest.mark.slow
@@ -157,14 +155,6 @@ def test_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypatc
             LocalKafka(tmp_path, port=taken.getsockname()[1]).start()
 
 
-def wait_until(claim: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Polls a claim about another process."""
-    deadline = time.monotonic() + timeout_s
-    while not claim():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_guarded_child_dies_with_its_parent() -> None:
     """Also when the parent is SIGKILLed."""
@@ -178,11 +168,11 @@ def test_guarded_child_dies_with_its_parent() -> None:
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
-    wait_until(lambda: child.name() == "sleep")
+    until(lambda: child.name() == "sleep")
     parent.kill()
     parent.wait(10)
     parent.stdout.close()
-    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_guard_whose_parent_is_gone_runs_nothing(tmp_path: Path) -> None:
@@ -246,7 +236,7 @@ def test_foreground_process_takes_its_broker_along(tmp_path: Path) -> None:
         os.kill(process.pid, number)
         assert process.wait(30) == status
         process.stdout.close()
-        wait_until(lambda brokers=brokers: not psutil.pid_exists(brokers[0].pid))  # type: ignore[misc]
+        until(lambda brokers=brokers: not psutil.pid_exists(brokers[0].pid))  # type: ignore[misc]
         assert not is_ready(port)
 
 
@@ -267,7 +257,7 @@ def test_foreground_process_makes_the_class_data_cache_that_is_missing(tmp_path:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"ready")
-    wait_until(lambda: any(folder.glob("*.aot")), timeout_s=240.0)
+    until(lambda: any(folder.glob("*.aot")), 240)
     process.terminate()
     assert process.wait(30) == 0
     process.stdout.close()

@@ -15,7 +15,7 @@ from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, Streams
 from tracegrad.compose.files import RunKey, write_record
 from tracegrad.compose.run import report, serve, session
-from tracegrad.compose.run.run_dir import Endpoints, RunDir
+from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
@@ -40,10 +40,7 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> None:
 def wiring(tmp_path: Path) -> Wiring:
     """Of the small run."""
     settings = RunSettings(run="test", policy=PolicyConfig(model="none"))
-    run_dir = RunDir.create(tmp_path / "test", settings)
-    run_dir.write_start(
-        settings, Endpoints(bootstrap_servers="none:1", llm_url="none", otlp_endpoint="none", engine_urls=("none",))
-    )
+    run_dir = prepare_run(settings, tmp_path / "test")
     record = msgspec.structs.replace(run_dir.record, hash=RunHash(RUN_HASH))
     write_record(run_dir.path / "run.json", record)
     write_record(run_dir.path / "key.json", RunKey(run=record.hash, key=KEY))
