@@ -9,6 +9,7 @@ instance stands in WRITTEN, and this writes its file:
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ import numpy as np
 from tests.versions import sampled_by
 from tracegrad.schemas.ids import CallId, RunHash
 from tracegrad.schemas.records import calls, episodes, facts, process_status, rollouts, training, transitions, weights
+from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
-
-__all__ = ["CALL", "GOLDEN", "RELEASED", "REWARD", "ROW", "SUMMARY", "WRITTEN", "write_missing"]
 
 GOLDEN = Path(__file__).with_name("golden")
 Group = tuple[transitions.GroupSummary, list[transitions.SegmentRow]]
@@ -30,6 +30,14 @@ ROLLOUT = RUN + "0123456789abcdef0123"
 EPISODE = ROLLOUT + "9a3c"
 SPAN_3 = sampled_by(3, run=RUN)
 GROUP = rollouts.GroupRef(id="1f2e3d4c" + "fedcba9876543210", size=8, member=3, index=12)
+
+
+def _facts(*made: facts.Fact, **changes: Any) -> facts.Facts:
+    return facts.Facts(**{"episode_id": EPISODE, "facts": made, **changes})
+
+
+def _span(**changes: Any) -> facts.SpanFact:
+    return msgspec.structs.replace(SPAN, **changes)
 
 
 def _event(file_name: str) -> rollouts.RolloutEvent:
@@ -111,7 +119,6 @@ UPSTREAM_CALL = calls.UpstreamCall(
     started_at_ns=1_700_000_000_000_000_000,
     ended_at_ns=1_700_000_000_500_000_000,
 )
-CONTEXT_FACTS = (facts.ContextCallFact(call=UPSTREAM_CALL, order=5, partition=2),)
 REWARD = rollouts.REWARDS.decode((GOLDEN / "reward-1.json").read_bytes())
 SPAN = facts.SpanFact(
     trace_id=EPISODE,
@@ -132,15 +139,12 @@ SPAN = facts.SpanFact(
     error_type="ValueError",
     proved_by="rh-0123456789abcdef",
 )
-FACTS = facts.Facts(
-    episode_id=EPISODE,
-    facts=(
-        SPAN,
-        facts.CallFact(call=CALL, order=42),
-        facts.CallsClosedFact(closed=CALLS_CLOSED),
-        facts.RewardFact(reward=REWARD),
-        facts.RolloutFact(event=_event("rollout_event-1.json")),
-    ),
+FACTS = _facts(
+    SPAN,
+    facts.CallFact(call=CALL, order=42),
+    facts.CallsClosedFact(closed=CALLS_CLOSED),
+    facts.RewardFact(reward=REWARD),
+    facts.RolloutFact(event=_event("rollout_event-1.json")),
 )
 SUMMARY = transitions.GroupSummary(
     group_id=GROUP.id,
@@ -187,78 +191,49 @@ ROW = transitions.SegmentRow(
     rollout_tokens=2,
 )
 # Fields added within a release.
-COUNTED_FACTS = facts.Facts(
-    episode_id=EPISODE,
-    facts=(
-        msgspec.structs.replace(SPAN, is_counted=True),
-        facts.RolloutFact(event=_event("rollout_event-1-b.json")),
-    ),
+COUNTED_FACTS = _facts(_span(is_counted=True), facts.RolloutFact(event=_event("rollout_event-1-b.json")))
+JOINING_FACTS = _facts(
+    _span(
+        kind=facts.SpanKind.LLM,
+        response_id=None,
+        output_digest=facts.digest_of("26"),
+        requested_tool_call_ids=("call_1", "call_2"),
+        agent_hints={"lc_agent_name": "solver"},
+        parent_is_remote=True,
+    )
 )
-JOINING_FACTS = facts.Facts(
-    episode_id=EPISODE,
-    facts=(
-        msgspec.structs.replace(
-            SPAN,
-            kind=facts.SpanKind.LLM,
-            response_id=None,
-            output_digest=facts.digest_of("26"),
-            requested_tool_call_ids=("call_1", "call_2"),
-            agent_hints={"lc_agent_name": "solver"},
-            parent_is_remote=True,
-        ),
-    ),
-)
-PLACED_FACTS = facts.Facts(episode_id="5e" * 16, facts=(facts.CallFact(call=CONTINUED_CALL, order=42, partition=3),))
-LINKED_FACTS = facts.Facts(
+PLACED_FACTS = _facts(facts.CallFact(call=CONTINUED_CALL, order=42, partition=3), episode_id="5e" * 16)
+LINKED_FACTS = _facts(
+    SPAN,
+    facts.LinkFact(trace_id="ab" * 16, key="5e" * 16, source=facts.LinkSource.ID, minted_id="call_1"),
+    facts.LinkFact(trace_id="ab" * 16, key="5e" * 16, source=facts.LinkSource.CONVERSATION),
     episode_id="5e" * 16,
-    facts=(
-        SPAN,
-        facts.LinkFact(trace_id="ab" * 16, key="5e" * 16, source=facts.LinkSource.ID, minted_id="call_1"),
-        facts.LinkFact(trace_id="ab" * 16, key="5e" * 16, source=facts.LinkSource.CONVERSATION),
-    ),
     forwarded_from="ab" * 16,
 )
-CAPTURED_FACTS = facts.Facts(
-    episode_id=EPISODE,
-    facts=(
-        msgspec.structs.replace(SPAN, parent_is_local=True),
-        facts.CallOpenFact(open=CALL_OPEN),
-        facts.CallEndedFact(ended=CALL_ENDED),
-    ),
+CAPTURED_FACTS = _facts(
+    _span(parent_is_local=True), facts.CallOpenFact(open=CALL_OPEN), facts.CallEndedFact(ended=CALL_ENDED)
 )
-REWARDING_FACTS = facts.Facts(
-    episode_id=EPISODE,
-    facts=(
-        msgspec.structs.replace(
-            SPAN,
-            rewards=(
-                facts.SpanReward(name="agent", value=0.5, target="chatcmpl-5f0c" + "0" * 28),
-                facts.SpanReward(name="agent.short", value=None),
-            ),
-        ),
-    ),
+REWARDING_FACTS = _facts(
+    _span(
+        rewards=(
+            facts.SpanReward(name="agent", value=0.5, target="chatcmpl-5f0c" + "0" * 28),
+            facts.SpanReward(name="agent.short", value=None),
+        )
+    )
 )
-
-
-RETURNED_FACTS = facts.Facts(
-    episode_id=EPISODE,
-    facts=(msgspec.structs.replace(SPAN, tool_result="72 and m", is_result_cut=True, http_status=503),),
-)
-LOG_FACTS = facts.Facts(
-    episode_id=EPISODE,
-    facts=(
-        facts.LogFact(
-            trace_id=EPISODE,
-            span_id="00f067aa0ba902b7",
-            event_name="gen_ai.choice",
-            agent_name="solver",
-            response_id="chatcmpl-1",
-            tool_call_id="call_1",
-            output_digest=facts.digest_of("26"),
-            requested_tool_call_ids=("call_1",),
-            proved_by="rh-0",
-        ),
-    ),
+RETURNED_FACTS = _facts(_span(tool_result="72 and m", is_result_cut=True, http_status=503))
+LOG_FACTS = _facts(
+    facts.LogFact(
+        trace_id=EPISODE,
+        span_id="00f067aa0ba902b7",
+        event_name="gen_ai.choice",
+        agent_name="solver",
+        response_id="chatcmpl-1",
+        tool_call_id="call_1",
+        output_digest=facts.digest_of("26"),
+        requested_tool_call_ids=("call_1",),
+        proved_by="rh-0",
+    )
 )
 
 
@@ -272,34 +247,14 @@ class _Groups:
         return transitions.decode_group(data)
 
 
-_CODECS: dict[str, Any] = {
-    "call": calls.LLM_CALLS,
-    "calls_closed": calls.LLM_CALLS,
-    "call_open": calls.LLM_CALLS,
-    "call_ended": calls.LLM_CALLS,
-    "upstream_call": calls.LLM_CALLS,
-    "rollout": rollouts.ROLLOUTS,
-    "rollout_event": rollouts.ROLLOUT_EVENTS,
-    "reward": rollouts.REWARDS,
-    "facts": facts.EPISODE_EVENTS,
-    "close": facts.EPISODE_EVENTS,
-    "episode": episodes.EPISODES,
-    "score": episodes.EPISODE_SCORES,
-    "emitted": episodes.EPISODE_SCORES,
-    "closed": episodes.CLOSED,
-    "epoch_claim": weights.WEIGHTS,
-    "version": weights.WEIGHTS,
-    "rollback": weights.WEIGHTS,
-    "held_out_pass": weights.WEIGHTS,
-    "weight_ack": weights.WEIGHT_ACKS,
-    "training_step": training.TRAINING_STEPS,
-    "groups_given_back": training.TRAINING_STEPS,
-    "advantages": training.ADVANTAGES,
-    "process_report": process_status.PROCESS_STATUS,
-    "supervised_process": process_status.PROCESS_STATUS,
-    "transitions": _Groups(),
-}
-"""What a file is called up to its release -> the codec."""
+CODECS: dict[str, Any] = {
+    schema: codec
+    for module in (calls, episodes, facts, process_status, rollouts, training, weights)
+    for codec in vars(module).values()
+    if isinstance(codec, Codec)
+    for schema in codec._released
+} | {"transitions/1": _Groups()}
+"""Released schema -> its codec."""
 WRITTEN = {
     "call-1.msgpack": CALL,
     "call-1-c.msgpack": CONTINUED_CALL,
@@ -323,14 +278,15 @@ WRITTEN = {
     "facts-1-m.msgpack": REWARDING_FACTS,
     "facts-1-n.msgpack": LOG_FACTS,
     "facts-1-t.msgpack": RETURNED_FACTS,
-    "facts-1-v.msgpack": facts.Facts(episode_id=EPISODE, facts=CONTEXT_FACTS),
+    "facts-1-v.msgpack": _facts(facts.ContextCallFact(call=UPSTREAM_CALL, order=5, partition=2)),
     "close-1.msgpack": facts.Close(episode_id=EPISODE, reason="deadline"),
     "transitions-1.arrow": (SUMMARY, [ROW]),
     "transitions-1-x.arrow": (msgspec.structs.replace(SUMMARY, air_rules=("5d41402abc4b2a76",)), [ROW]),
 }
 """What a binary file says."""
 RELEASED = {
-    name: _CODECS[name.partition("-")[0]] for name in sorted({*WRITTEN, *(path.name for path in GOLDEN.iterdir())})
+    name: CODECS["/".join(re.split("[-.]", name)[:2])]
+    for name in sorted({*WRITTEN, *(path.name for path in GOLDEN.iterdir())})
 }
 """File under golden/ -> the codec that still reads it."""
 

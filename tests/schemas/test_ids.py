@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tracegrad.schemas import ids
@@ -36,15 +36,11 @@ def test_each_id_begins_with_what_contains_it(
 
 @given(HASHES, st.tuples(INDEXES, INDEXES), st.tuples(INDEXES, INDEXES))
 def test_ids_differ_where_anything_differs(run: ids.RunHash, a: tuple[int, int], b: tuple[int, int]) -> None:
-    """And are the same after a restart."""
+    """And are the same after a restart; `a` + `bc` and `ab` + `c` are different runs."""
     first = ids.rollout_id(ids.group_id(run, "train", a[0]), a[1])
     second = ids.rollout_id(ids.group_id(run, "train", b[0]), b[1])
     assert (first == second) == (a == b)
     assert ids.group_id(run, "train", a[0]) != ids.group_id(run, "validation", a[0])
-
-
-def test_parts_of_a_digest_do_not_run_together() -> None:
-    """`a` + `bc` and `ab` + `c` are different runs."""
     assert ids.run_hash(ids.RunName("a"), "bc") != ids.run_hash(ids.RunName("ab"), "c")
 
 
@@ -112,36 +108,24 @@ def test_what_is_no_key_mints_nothing(key: str) -> None:
         ids.new_call(key)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        "",
-        "chatcmpl-B9MBs8CjcvOU2jLn4n570S5qMJKcT",
-        "msg_01XFDUDYJgAACzvnptvVoYEL",
-        "resp_67ccd2bed1ec8190b14f964abc0542670bb6a6b452d3795b",
-        "call_abc",
-        "chatcmpl-" + "z" * 31,
-    ],
-)
-def test_ids_of_other_makers_carry_no_key(other: str) -> None:
-    """A provider's ids have other lengths; of those as long as ours, most name no key."""
-    assert ids.key_in(other) is None
-
-
-def test_a_call_id_of_an_older_record_is_read_and_has_no_key() -> None:
-    """The logs of the past hold it, as do spans that were recorded."""
-    old = f"chatcmpl-{0x5F0C:032x}"
-    assert re.fullmatch(ids.CALL_ID, old)
-    assert ids.canonical_call(old) == old
-    assert ids.key_in(old) is None
-
-
 @given(st.text(max_size=60))
+@example("chatcmpl-B9MBs8CjcvOU2jLn4n570S5qMJKcT")
+@example("msg_01XFDUDYJgAACzvnptvVoYEL")
+@example("resp_67ccd2bed1ec8190b14f964abc0542670bb6a6b452d3795b")
+@example("call_abc")
 def test_no_text_breaks_the_readers_of_ids(text: str) -> None:
-    """Spans and feedback hold anything; what is no minted id gives None, and any conversation id a key."""
+    """Spans and feedback hold anything, and a provider's ids have other lengths; what is no minted id gives None, and
+    any conversation id a key."""
     assert ids.key_in(text) is None
     assert ids.canonical_call(text) is None
     assert re.fullmatch("[0-9a-f]{32}", ids.conversation_key(text))
+
+
+def test_an_id_that_carries_no_key_is_read_as_a_calls() -> None:
+    """Of an older record, which the logs of the past hold as do recorded spans; and of as many digits as ours."""
+    for other in (f"chatcmpl-{0x5F0C:032x}", "chatcmpl-" + "z" * 31):
+        assert re.fullmatch(ids.CALL_ID, other)
+        assert (ids.canonical_call(other), ids.key_in(other)) == (other, None)
 
 
 def test_a_key_is_the_rollout_else_the_conversation_else_the_trace() -> None:

@@ -12,19 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracegrad.schemas import metrics
-from tracegrad.schemas.metrics import (
-    ASSIGNED,
-    CALLS,
-    DEAD_LETTERS,
-    LAG,
-    READY,
-    SPLICES,
-    Counter,
-    Gauge,
-    Metrics,
-    by_owner,
-    declared,
-)
+from tracegrad.schemas.metrics import DEAD_LETTERS, READY, Counter, Gauge, Metrics, by_owner, declared
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport
 
 ROOT = Path(__file__).parents[2]
@@ -88,11 +76,11 @@ def test_the_sum_over_labels_is_what_was_added(added: list[tuple[str, int]]) -> 
 def test_a_snapshot_is_plain_and_by_series() -> None:
     """As it lies on process_status."""
     counts = Metrics()
-    counts.add(SPLICES, "new_segment", "turn_changed")
-    counts.add(CALLS, num=2)
-    counts.set(LAG, 7)
-    counts.set(ASSIGNED, 1, "t", "0")
-    counts.clear(ASSIGNED)
+    counts.add(metrics.SPLICES, "new_segment", "turn_changed")
+    counts.add(metrics.CALLS, num=2)
+    counts.set(metrics.LAG, 7)
+    counts.set(metrics.ASSIGNED, 1, "t", "0")
+    counts.clear(metrics.ASSIGNED)
     expected = {"calls": 2, "lag": 7, "splices{kind=new_segment,reason=turn_changed}": 1}
     assert json.loads(json.dumps(counts.snapshot())) == expected
 

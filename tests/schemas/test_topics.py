@@ -138,13 +138,8 @@ def test_each_topic_names_a_key_function_and_each_function_has_a_topic() -> None
 
 def test_keys_are_the_ids_as_text() -> None:
     """Records of one episode, group, policy or engine have one key, whoever writes them."""
-    assert (keys.episode_key("r", "t"), keys.episode_key(None, "t"), keys.episode_key(None, None)) == (
-        b"r",
-        b"t",
-        b"",
-    )
-    assert keys.episode_key("r", "t", conversation="c") == b"r"
-    assert keys.episode_key(None, "t", conversation="c") == b"c"
+    assert [keys.episode_key(*of) for of in (("r", "t"), (None, "t"), (None, None))] == [b"r", b"t", b""]
+    assert [keys.episode_key(of, "t", conversation="c") for of in ("r", None)] == [b"r", b"c"]
     assert (keys.group_key("g", "e"), keys.group_key(None, "e")) == (b"g", b"e")
     plain = (keys.trace_key, keys.rollout_key, keys.closed_key, keys.policy_key, keys.engine_key)
     assert [key("x") for key in plain] == [b"x"] * 5

@@ -19,8 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["main", "recompute_logprobs"]
-
 Sequences = Sequence[tuple[Sequence[int], Sequence[int], float]]
 """(prompt ids, sampled ids, temperature) each."""
 

@@ -29,8 +29,6 @@ from tracegrad.schemas.records.versions import are_complete
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, folder_of
 from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["Proof", "ServedCall", "find_proof"]
-
 _CALLS = 48
 """Calls that are recomputed, at most."""
 _TOKENS = 4_096

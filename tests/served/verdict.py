@@ -21,17 +21,6 @@ from tests.served.served_proof import Proof
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.schemas.errors import UnavailableError
 
-__all__ = [
-    "COARSE",
-    "EXACT",
-    "Tolerance",
-    "Verdict",
-    "compare",
-    "tolerance_of",
-    "verdict_line",
-    "verify_apart",
-]
-
 _TIMEOUT_S = 900.0
 Rows = list[list[float]]
 """Logprobs, a row a call."""

@@ -59,18 +59,6 @@ def test_ledger_equals_the_naive_model_under_random_histories(seed: int) -> None
         assert ledger.num_ranges == _num_runs(naive.open)
 
 
-def test_the_mark_never_passes_an_open_offset() -> None:
-    """5 is open: however much behind it is done, 5 is what may be committed."""
-    ledger = PartitionLedger()
-    for offset in range(5, 50):
-        ledger.deliver(offset)
-    for offset in range(6, 50):
-        ledger.done(offset)
-    assert ledger.low_water == 5
-    ledger.done(5)
-    assert ledger.low_water == 50
-
-
 def test_any_number_of_offsets_behind_one_open_episode_stays_small() -> None:
     """Memory follows the runs of open offsets, so the number of offsets behind the open one does not show."""
     ledger = PartitionLedger()
@@ -122,21 +110,6 @@ def test_partitions_are_independent_and_unchanged_marks_are_not_committed_again(
 def at(offset: int) -> Position:
     """A position of the test's partition."""
     return Position(*WHERE, offset)
-
-
-def test_commits_stop_at_the_first_open_record() -> None:
-    """The low-water mark."""
-    ledger = Ledger()
-    for offset in (3, 4, 5):
-        ledger.redeliver(at(offset))
-    ledger.done([at(4)], epoch=0)
-    assert ledger.committable() == {WHERE: 3}
-    ledger.done([at(3)], epoch=0)
-    assert ledger.committable() == {WHERE: 5}
-    ledger.committed({WHERE: 5}, epoch=0)
-    assert ledger.committable() == {}
-    ledger.done([at(5)], epoch=0)
-    assert (ledger.committable(), ledger.num_open) == ({WHERE: 6}, 0)
 
 
 def test_a_partition_that_was_away_begins_anew() -> None:

@@ -23,11 +23,7 @@ def record(topic: Topic, offset: int, partition: int = 0) -> Record:
     return Record(topic=TOPICS.name(topic), partition=partition, offset=offset, key=None, value=b"x")
 
 
-@pytest.mark.parametrize(
-    "topic",
-    [Topic.EPISODE_EVENTS, Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS, Topic.EPISODES, Topic.TRANSITIONS],
-    ids=str,
-)
+@pytest.mark.parametrize("topic", INTERNAL, ids=str)
 def test_a_row_on_an_internal_topic_stops_its_stage(topic: Topic) -> None:
     """At the hundredth, and says which offsets; a reader that is not the stage only alarms."""
     stage, view = Refusals(TOPICS, Metrics(), stops=True), Refusals(TOPICS, Metrics())

@@ -56,27 +56,6 @@ def test_newest_is_the_highest_version_that_survives(records: list[WeightRecord]
     assert lineage.newest == (lineage.versions[max(lineage.versions)] if surviving else None)
 
 
-@given(RECORDS, st.integers(0, 30))
-def test_readers_that_join_late_agree(records: list[WeightRecord], cut: int) -> None:
-    """Reading on after a pause gives what reading at once gives."""
-    whole, _ = fold(records)
-    paused = Lineage("policy")
-    for record in [*records[:cut], *records[cut:]]:
-        paused.fold(record)
-    assert (paused.claim, paused.versions) == (whole.claim, whole.versions)
-
-
-def test_zombie_trainer_is_void() -> None:
-    """A trainer that was paused past a higher claim changes nothing when it wakes."""
-    old = claim(1, trainer_id="old")
-    new = claim(2, trainer_id="new")
-    late = manifest(9, 1)
-    good = manifest(3, 2)
-    lineage, counted = fold([old, new, good, late])
-    assert counted == [True, True, True, False]
-    assert lineage.newest == good
-
-
 def test_other_policies_are_left_alone() -> None:
     """One topic holds all policies; another's records are neither counted nor void."""
     lineage, counted = fold([claim(9, policy="other")])

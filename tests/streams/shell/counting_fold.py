@@ -18,8 +18,6 @@ from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
 from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.stage_fold import dead_letter
 
-__all__ = ["CountingFold", "Part", "Sum"]
-
 
 class Part(msgspec.Struct, frozen=True):
     """One of `of` parts of an id."""

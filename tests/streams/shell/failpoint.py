@@ -7,8 +7,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["kill_once"]
-
 
 def kill_once(once: Path) -> Callable[[], None]:
     """A hook that does not return the first time; the file remembers it for the processes after this one."""

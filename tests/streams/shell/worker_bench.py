@@ -25,8 +25,6 @@ from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 from tracegrad.streams.shell.config import StreamsHandles
 
-__all__ = ["Bench", "Worker"]
-
 _ROOT = Path(__file__).resolve().parents[3]
 
 

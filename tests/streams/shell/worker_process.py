@@ -30,8 +30,6 @@ from tracegrad.streams.folds import build_fold
 from tracegrad.streams.shell import worker
 from tracegrad.streams.shell.config import StreamsHandles, WorkerWaits
 
-__all__ = ["Plan"]
-
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What the process is to run."""
