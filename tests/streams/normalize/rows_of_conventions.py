@@ -18,249 +18,189 @@ TOOL_MESSAGE = {"type": "tool", "content": "it broke", "tool_call_id": CALL, "st
 ASKED = {"kind": "llm", "output_digest": digest_of("42"), "requested_tool_call_ids": (CALL,)}
 FAILED = {"kind": "tool", "tool_status": ToolStatus.FAILED}
 RAN = {"kind": "tool", "tool_status": ToolStatus.SUCCEEDED}
+OTHER = {"kind": "other"}
+NOBODY = {"kind": "other", "agent_name": None}
 LC = "lc_agent_name"
 Row = tuple[str, dict[str, Any], dict[str, Any]]
+
+
+def keyed(prefix: str = "", **fields: Any) -> dict[str, Any]:
+    """Attributes under a prefix; dots of their names are written as `__`, and what is no text is JSON."""
+    return {
+        prefix + key.replace("__", "."): value if isinstance(value, str) else json.dumps(value)
+        for key, value in fields.items()
+    }
+
+
+def genai(operation: str, **fields: Any) -> dict[str, Any]:
+    """Attributes by the conventions, `fields` under `gen_ai.`."""
+    return keyed("gen_ai.", operation__name=operation, **fields)
+
+
+def inference(kind: str, **fields: Any) -> dict[str, Any]:
+    """Attributes by OpenInference."""
+    return keyed(openinference__span__kind=kind, **fields)
+
+
+def looped(kind: str, operation: str | None = None, name: str | None = None, **fields: Any) -> dict[str, Any]:
+    """Attributes by OpenLLMetry, and those of the conventions that it writes beside them."""
+    named = {} if name is None else {"agent__name": name}
+    return keyed("traceloop.", span__kind=kind, **fields) | ({} if operation is None else genai(operation, **named))
+
+
+def agent(name: str | None) -> dict[str, Any]:
+    """What an agent's span means."""
+    return {"kind": "agent", "agent_name": name}
+
 
 OTEL: dict[str, Row] = {
     "chat": (
         "chat m",
-        {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.response.id": ID,
-            "gen_ai.output.messages": json.dumps(
-                [{"parts": [{"type": "text", "content": "42"}, {"type": "tool_call", "id": CALL}]}]
-            ),
-        },
+        genai(
+            "chat",
+            response__id=ID,
+            output__messages=[{"parts": [{"type": "text", "content": "42"}, {"type": "tool_call", "id": CALL}]}],
+        ),
         {**ASKED, "response_id": ID, "dialect": "otel_genai"},
     ),
     "old flat": (
         "openai.chat",
-        {
-            "llm.request.type": "chat",
-            "gen_ai.response.id": ID,
-            "gen_ai.completion.0.content": "42",
-            "gen_ai.completion.0.tool_calls.0.id": CALL,
-        },
+        keyed(llm__request__type="chat", gen_ai__response__id=ID)
+        | keyed("gen_ai.completion.0.", content="42", tool_calls__0__id=CALL),
         {**ASKED, "response_id": ID},
     ),
-    "agent": (
-        "invoke_agent solver",
-        {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "solver"},
-        {"kind": "agent", "agent_name": "solver"},
-    ),
-    "agent by span": (
-        "invoke_agent solver",
-        {"gen_ai.operation.name": "invoke_agent"},
-        {"kind": "agent", "agent_name": "solver"},
-    ),
-    "agent without name, `ai` 7": (
-        "invoke_agent gpt-5",
-        {"gen_ai.operation.name": "invoke_agent", "gen_ai.request.model": "gpt-5"},
-        {"kind": "agent", "agent_name": None},
-    ),
-    "graph": (
-        "invoke_agent LangGraph",
-        {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "LangGraph"},
-        {"kind": "other", "agent_name": None},
-    ),
-    "AG2 without name": (
-        "invoke_agent unknown",
-        {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "unknown"},
-        {"kind": "other", "agent_name": None},
-    ),
-    "workflow": ("invoke_workflow", {"gen_ai.operation.name": "invoke_workflow"}, {"kind": "other"}),
-    "creation": (
-        "create_agent solver",
-        {"gen_ai.operation.name": "create_agent", "gen_ai.agent.name": "solver"},
-        {"kind": "other", "agent_name": None, "agent_hints": {}},
-    ),
+    "agent": ("invoke_agent solver", genai("invoke_agent", agent__name="solver"), agent("solver")),
+    "agent by span": ("invoke_agent solver", genai("invoke_agent"), agent("solver")),
+    "agent without name, `ai` 7": ("invoke_agent gpt-5", genai("invoke_agent", request__model="gpt-5"), agent(None)),
+    "graph": ("invoke_agent LangGraph", genai("invoke_agent", agent__name="LangGraph"), NOBODY),
+    "AG2 without name": ("invoke_agent unknown", genai("invoke_agent", agent__name="unknown"), NOBODY),
+    "workflow": ("invoke_workflow", genai("invoke_workflow"), OTHER),
+    "creation": ("create_agent solver", genai("create_agent", agent__name="solver"), {**NOBODY, "agent_hints": {}}),
     "tool": (
         "execute_tool f",
-        {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "f", "gen_ai.tool.call.id": CALL},
+        genai("execute_tool", tool__name="f", tool__call__id=CALL),
         {**RAN, "tool_name": "f", "tool_call_id": CALL},
     ),
     "tool of Agent Framework without id": (
         "execute_tool f",
-        {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "f", "gen_ai.tool.call.id": "unknown"},
+        genai("execute_tool", tool__name="f", tool__call__id="unknown"),
         {**RAN, "tool_call_id": None},
     ),
     "default name of an instrumentation": (
         "chat m",
-        {"gen_ai.operation.name": "chat", "gen_ai.agent.name": "OpenAI Agent", "gen_ai.response.id": ID},
+        genai("chat", agent__name="OpenAI Agent", response__id=ID),
         {"kind": "llm", "agent_name": None, "response_id": ID, "agent_hints": {}},
     ),
     "tool of AgentScope 1": (
         "execute_tool f",
-        {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": "f",
-            "gen_ai.tool.call.id": CALL,
+        genai("execute_tool", tool__name="f", tool__call__id=CALL)
+        | {
             "gen_ai.tool.call.result": json.dumps(
                 "ToolResponse(content=[{'type': 'text', 'text': 'Error: it\\'s down'}], metadata=None, id='x')"
-            ),
+            )
         },
         {**FAILED, "tool_status_from": "text"},
     ),
     "tool of AgentScope": (
         "execute_tool f",
-        {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": "f",
+        genai("execute_tool", tool__name="f")
+        | {
             "gen_ai.tool.call.result": json.dumps(
                 "ToolResponse(content=[TextBlock(type='text', text='no city')], state=<ToolResultState.ERROR: 'error'>)"
-            ),
+            )
         },
         FAILED,
     ),
     "tool of LangChain": (
         "execute_tool f",
-        {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": "f",
-            "gen_ai.tool.call.result": json.dumps(TOOL_MESSAGE),
-        },
+        genai("execute_tool", tool__name="f", tool__call__result=TOOL_MESSAGE),
         {**FAILED, "tool_call_id": CALL},
     ),
 }
 OPENINFERENCE: dict[str, Row] = {
     "llm": (
         "ChatOpenAI",
-        {
-            "openinference.span.kind": "LLM",
-            "output.value": json.dumps(ANSWER),
-            "llm.output_messages.0.message.content": "42",
-            "llm.output_messages.0.message.tool_calls.0.tool_call.id": CALL,
-        },
+        inference("LLM", output__value=ANSWER)
+        | keyed("llm.output_messages.0.message.", content="42", tool_calls__0__tool_call__id=CALL),
         {**ASKED, "response_id": ID, "dialect": "openinference"},
     ),
     "llm in a stream of OpenAI Agents": (
         "generation",
-        {
-            "openinference.span.kind": "LLM",
-            "output.value": json.dumps(
-                [
-                    {
-                        "id": "__fake_id__",
-                        "object": "response",
-                        "output": [
-                            {"type": "message", "content": [{"type": "output_text", "text": "42"}]},
-                            {"type": "function_call", "call_id": CALL, "provider_data": {"response_id": ID}},
-                        ],
-                    }
-                ]
-            ),
-        },
+        inference(
+            "LLM",
+            output__value=[
+                {
+                    "id": "__fake_id__",
+                    "object": "response",
+                    "output": [
+                        {"type": "message", "content": [{"type": "output_text", "text": "42"}]},
+                        {"type": "function_call", "call_id": CALL, "provider_data": {"response_id": ID}},
+                    ],
+                }
+            ],
+        ),
         {**ASKED, "response_id": ID},
     ),
     "llm in parts": (
         "ChatOpenAI",
-        {
-            "openinference.span.kind": "LLM",
-            "llm.output_messages.0.message.contents.0.message_content.text": "4",
-            "llm.output_messages.0.message.contents.1.message_content.text": "2",
-        },
+        inference("LLM")
+        | {f"llm.output_messages.0.message.contents.{n}.message_content.text": text for n, text in enumerate("42")},
         {"kind": "llm", "output_digest": digest_of("42")},
     ),
-    "a text that poses as an id": (
-        "x",
-        {"openinference.span.kind": "LLM", "output.value": f'my "id": "{ID}"'},
-        {"response_id": None},
-    ),
-    "LlamaIndex, no call": ("OpenAI._prepare_chat_with_tools", {"openinference.span.kind": "LLM"}, {"kind": "other"}),
-    "LlamaIndex": ("OpenAI.achat", {"openinference.span.kind": "LLM"}, {"kind": "llm"}),
-    "LlamaIndex agent": ("FunctionAgent.run", {"openinference.span.kind": "AGENT"}, {"kind": "other"}),
+    "a text that poses as an id": ("x", inference("LLM", output__value=f'my "id": "{ID}"'), {"response_id": None}),
+    "LlamaIndex, no call": ("OpenAI._prepare_chat_with_tools", inference("LLM"), OTHER),
+    "LlamaIndex": ("OpenAI.achat", inference("LLM"), {"kind": "llm"}),
+    "LlamaIndex agent": ("FunctionAgent.run", inference("AGENT"), OTHER),
     "OpenAI Agents": (
         "planner",
-        {"openinference.span.kind": "AGENT", "agent.name": "planner", "graph.node.id": "planner"},
-        {"kind": "agent", "agent_name": "planner"},
+        inference("AGENT", agent__name="planner", graph__node__id="planner"),
+        agent("planner"),
     ),
-    "CrewAI": (
-        "Writer._execute_core",
-        {"openinference.span.kind": "AGENT", "graph.node.id": "Writer"},
-        {"kind": "agent", "agent_name": "Writer"},
-    ),
-    "CrewAI by span": ("Writer._execute_core", {"openinference.span.kind": "AGENT"}, {"agent_name": "Writer"}),
-    "crew": ("Crew.kickoff", {"openinference.span.kind": "CHAIN"}, {"kind": "other", "agent_name": None}),
-    "AutoGen": ("critic.on_messages_stream", {"openinference.span.kind": "AGENT"}, {"agent_name": "critic"}),
-    "smolagents": ("solver.run", {"openinference.span.kind": "AGENT"}, {"agent_name": "solver"}),
+    "CrewAI": ("Writer._execute_core", inference("AGENT", graph__node__id="Writer"), agent("Writer")),
+    "CrewAI by span": ("Writer._execute_core", inference("AGENT"), {"agent_name": "Writer"}),
+    "crew": ("Crew.kickoff", inference("CHAIN"), NOBODY),
+    "AutoGen": ("critic.on_messages_stream", inference("AGENT"), {"agent_name": "critic"}),
+    "smolagents": ("solver.run", inference("AGENT"), {"agent_name": "solver"}),
     "smolagents tool": (
         "SimpleTool",
-        {"openinference.span.kind": "TOOL", "tool.name": "f", "output.value": "3"},
+        inference("TOOL", tool__name="f", output__value="3"),
         {**RAN, "tool_name": "f", "tool_call_id": None},
     ),
-    "DSPy tool": ("f.__call__", {"openinference.span.kind": "TOOL"}, {**RAN, "tool_name": "f"}),
-    "LangChain agent": (
-        "solver",
-        {"openinference.span.kind": "CHAIN", "metadata": json.dumps({LC: "solver"})},
-        {"kind": "agent", "agent_name": "solver"},
-    ),
-    "LangChain step in an agent": (
-        "agent_router",
-        {"openinference.span.kind": "AGENT", "metadata": json.dumps({LC: "solver"})},
-        {"kind": "other", "agent_name": None},
-    ),
-    "LangChain agent without metadata": ("agent", {"openinference.span.kind": "AGENT"}, {"agent_name": "agent"}),
+    "DSPy tool": ("f.__call__", inference("TOOL"), {**RAN, "tool_name": "f"}),
+    "LangChain agent": ("solver", inference("CHAIN", metadata={LC: "solver"}), agent("solver")),
+    "LangChain step in an agent": ("agent_router", inference("AGENT", metadata={LC: "solver"}), NOBODY),
+    "LangChain agent without metadata": ("agent", inference("AGENT"), {"agent_name": "agent"}),
     "LangChain tool": (
         "f",
-        {"openinference.span.kind": "TOOL", "tool.name": "f", "output.value": json.dumps({"data": TOOL_MESSAGE})},
-        {**FAILED, "tool_call_id": CALL},
+        inference("TOOL", tool__name="f", output__value={"data": TOOL_MESSAGE}),
+        {**FAILED, "tool_status_from": "attribute", "tool_call_id": CALL},
     ),
-    "retriever": ("r", {"openinference.span.kind": "RETRIEVER"}, {"kind": "other"}),
+    "retriever": ("r", inference("RETRIEVER"), OTHER),
 }
 TRACELOOP: dict[str, Row] = {
     "LangGraph": (
         "LangGraph.workflow",
-        {
-            "traceloop.span.kind": "workflow",
-            "traceloop.entity.name": "pipeline",
-            "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.agent.name": "pipeline",
-        },
-        {"kind": "other", "agent_name": None, "dialect": "otel_genai+traceloop"},
+        looped("workflow", "invoke_agent", "pipeline", entity__name="pipeline"),
+        {**NOBODY, "dialect": "otel_genai+traceloop"},
     ),
     "LangGraph agent": (
         "solver.workflow",
-        {
-            "traceloop.span.kind": "workflow",
-            "traceloop.entity.name": "solver",
-            "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.agent.name": "solver",
-            f"traceloop.association.properties.{LC}": "solver",
-        },
-        {"kind": "agent", "agent_name": "solver"},
+        looped("workflow", "invoke_agent", "solver", entity__name="solver")
+        | {f"traceloop.association.properties.{LC}": "solver"},
+        agent("solver"),
     ),
-    "CrewAI task": (
-        "x.task",
-        {"traceloop.span.kind": "task", "gen_ai.operation.name": "invoke_agent"},
-        {"kind": "other"},
-    ),
-    "handoff": (
-        "a.handoff",
-        {"traceloop.span.kind": "handoff", "gen_ai.operation.name": "handoff", "gen_ai.agent.name": "a"},
-        {"kind": "other", "agent_name": None},
-    ),
-    "agent": (
-        "Writer.agent",
-        {"traceloop.span.kind": "agent", "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "Writer"},
-        {"kind": "agent", "agent_name": "Writer"},
-    ),
-    "decorated agent": (
-        "solver.agent",
-        {"traceloop.span.kind": "agent", "traceloop.entity.name": "solver"},
-        {"kind": "agent", "agent_name": "solver"},
-    ),
+    "CrewAI task": ("x.task", looped("task", "invoke_agent"), OTHER),
+    "handoff": ("a.handoff", looped("handoff", "handoff", "a"), NOBODY),
+    "agent": ("Writer.agent", looped("agent", "invoke_agent", "Writer"), agent("Writer")),
+    "decorated agent": ("solver.agent", looped("agent", entity__name="solver"), agent("solver")),
     "decorated tool": (
         "f.tool",
-        {"traceloop.span.kind": "tool", "traceloop.entity.name": "f", "traceloop.entity.output": '"42"'},
+        looped("tool", entity__name="f", entity__output='"42"'),
         {**RAN, "tool_name": "f"},
     ),
     "LangChain tool": (
         "execute_tool f",
-        {
-            "traceloop.span.kind": "tool",
-            "traceloop.entity.name": "f",
-            "traceloop.entity.output": json.dumps({"output": {"id": ["ToolMessage"], "kwargs": TOOL_MESSAGE}}),
-        },
+        looped("tool", entity__name="f", entity__output={"output": {"id": ["ToolMessage"], "kwargs": TOOL_MESSAGE}}),
         {**FAILED, "tool_call_id": CALL},
     ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 from tests.streams.normalize.rows_of_conventions import (
     ANSWER,
@@ -12,170 +12,138 @@ from tests.streams.normalize.rows_of_conventions import (
     ID,
     LC,
     MESSAGE,
+    OTHER,
     RAN,
     TOOL_MESSAGE,
     Row,
+    agent,
+    genai,
+    keyed,
 )
 from tracegrad.schemas.records.facts import ToolStatus, digest_of
+
+OF_F = {"tool_name": "f", "tool_call_id": CALL}
+
+
+def smith(kind: str, operation: str | None = None, **fields: Any) -> dict[str, Any]:
+    """Attributes by LangSmith."""
+    return {"langsmith.span.kind": kind} | (genai(operation, **fields) if operation else {})
+
+
+def fuse(kind: str, **fields: Any) -> dict[str, Any]:
+    """Attributes by Langfuse."""
+    return keyed("langfuse.observation.", type=kind, **fields)
+
+
+def ops(kind: str, **fields: Any) -> dict[str, Any]:
+    """Attributes by AgentOps."""
+    return keyed(agentops__span__kind=kind, **fields)
+
+
+def flow(kind: str, **fields: Any) -> dict[str, Any]:
+    """Attributes by MLflow, which writes each as JSON."""
+    return keyed("mlflow.", spanType=f'"{kind}"', **fields)
+
+
+def vercel(operation: str, **fields: Any) -> dict[str, Any]:
+    """Attributes by Vercel's SDK."""
+    return keyed("ai.", operationId=operation, **fields)
+
 
 PLATFORMS: dict[str, Row] = {
     "langsmith llm": (
         "ChatOpenAI",
-        {
-            "langsmith.span.kind": "llm",
-            "gen_ai.operation.name": "chat",
-            "gen_ai.completion": json.dumps(
-                {"generations": [[{"message": {"kwargs": {**MESSAGE, "response_metadata": {"id": ID}}}}]]}
-            ),
-        },
+        smith(
+            "llm",
+            "chat",
+            completion={"generations": [[{"message": {"kwargs": {**MESSAGE, "response_metadata": {"id": ID}}}}]]},
+        ),
         {**ASKED, "response_id": ID},
     ),
-    "langsmith prompt": (
-        "ChatPromptTemplate",
-        {"langsmith.span.kind": "prompt", "gen_ai.operation.name": "chat"},
-        {"kind": "other"},
-    ),
+    "langsmith prompt": ("ChatPromptTemplate", smith("prompt", "chat"), OTHER),
     "langsmith agent": (
         "solver",
-        {"langsmith.span.kind": "chain", f"langsmith.metadata.{LC}": "solver", "gen_ai.operation.name": "chain"},
-        {"kind": "agent", "agent_name": "solver"},
+        smith("chain", "chain") | {f"langsmith.metadata.{LC}": "solver"},
+        agent("solver"),
     ),
-    "langsmith chain": ("model", {"langsmith.span.kind": "chain", f"langsmith.metadata.{LC}": "x"}, {"kind": "other"}),
+    "langsmith chain": ("model", smith("chain") | {f"langsmith.metadata.{LC}": "x"}, OTHER),
     "langsmith tool": (
         "f",
-        {
-            "langsmith.span.kind": "tool",
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": "f",
-            "gen_ai.completion": json.dumps({"output": TOOL_MESSAGE}),
-        },
-        {**FAILED, "tool_name": "f", "tool_call_id": CALL},
+        smith("tool", "execute_tool", tool__name="f", completion={"output": TOOL_MESSAGE}),
+        {**FAILED, **OF_F},
     ),
-    "langfuse generation": (
-        "llm",
-        {"langfuse.observation.type": "generation", "langfuse.observation.output": json.dumps(MESSAGE)},
-        {**ASKED, "response_id": None},
-    ),
-    "langfuse text": (
-        "llm",
-        {"langfuse.observation.type": "generation", "langfuse.observation.output": "42"},
-        {"output_digest": digest_of("42")},
-    ),
-    "langfuse agent": ("solver", {"langfuse.observation.type": "agent"}, {"kind": "agent", "agent_name": "solver"}),
-    "langfuse agent of LangChain": (
-        "solver",
-        {"langfuse.observation.type": "chain", f"langfuse.observation.metadata.{LC}": '"solver"'},
-        {"kind": "agent", "agent_name": "solver"},
-    ),
+    "langfuse generation": ("llm", fuse("generation", output=MESSAGE), {**ASKED, "response_id": None}),
+    "langfuse text": ("llm", fuse("generation", output="42"), {"output_digest": digest_of("42")}),
+    "langfuse agent": ("solver", fuse("agent"), agent("solver")),
+    "langfuse agent of LangChain": ("solver", fuse("chain", metadata__lc_agent_name='"solver"'), agent("solver")),
     "langfuse step in an agent": (
         "agent_router",
-        {"langfuse.observation.type": "agent", f"langfuse.observation.metadata.{LC}": '"solver"'},
-        {"kind": "other", "agent_hints": {LC: "solver"}},
+        fuse("agent", metadata__lc_agent_name='"solver"'),
+        {**OTHER, "agent_hints": {LC: "solver"}},
     ),
     "langfuse node of LangGraph": (
         "agent",
-        {
-            "langfuse.observation.type": "agent",
-            "langfuse.observation.output": json.dumps({"messages": [{"type": "ai", "name": "solver"}]}),
-        },
-        {"kind": "agent", "agent_name": "solver"},
+        fuse("agent", output={"messages": [{"type": "ai", "name": "solver"}]}),
+        agent("solver"),
     ),
-    "langfuse tool": (
-        "f",
-        {"langfuse.observation.type": "tool", "langfuse.observation.level": "ERROR"},
-        {**FAILED, "tool_name": "f"},
-    ),
-    "langfuse span": (
-        "chat m",
-        {"langfuse.observation.type": "span", "gen_ai.operation.name": "chat"},
-        {"kind": "llm", "dialect": "langfuse+otel_genai"},
-    ),
-    "mlflow llm": (
-        "Completions",
-        {"mlflow.spanType": '"CHAT_MODEL"', "mlflow.spanOutputs": json.dumps(ANSWER)},
-        {**ASKED, "response_id": ID},
-    ),
-    "mlflow tool": (
-        "f",
-        {"mlflow.spanType": '"TOOL"', "mlflow.spanOutputs": '"Error: it broke"'},
-        {**FAILED, "tool_name": "f"},
-    ),
-    "mlflow agent": ("solver", {"mlflow.spanType": '"AGENT"'}, {"kind": "agent", "agent_name": "solver"}),
-    "mlflow class": ("Agent.run_sync", {"mlflow.spanType": '"AGENT"'}, {"kind": "agent", "agent_name": None}),
+    "langfuse tool": ("f", fuse("tool", level="ERROR"), {**FAILED, "tool_name": "f"}),
+    "langfuse span": ("chat m", fuse("span") | genai("chat"), {"kind": "llm", "dialect": "langfuse+otel_genai"}),
+    "mlflow llm": ("Completions", flow("CHAT_MODEL", spanOutputs=ANSWER), {**ASKED, "response_id": ID}),
+    "mlflow tool": ("f", flow("TOOL", spanOutputs='"Error: it broke"'), {**FAILED, "tool_name": "f"}),
+    "mlflow agent": ("solver", flow("AGENT"), agent("solver")),
+    "mlflow class": ("Agent.run_sync", flow("AGENT"), agent(None)),
     "agentops request": (
         "tool_call.f",
-        {"agentops.span.kind": "tool", "tool.name": "f", "tool.call.id": CALL},
-        {"kind": "other", "tool_call_id": None},
+        ops("tool", tool__name="f", tool__call__id=CALL),
+        {**OTHER, "tool_call_id": None},
     ),
     "agentops tool": (
         "f.tool",
-        {"agentops.span.kind": "tool", "operation.name": "f", "agentops.tool.output": '"42"'},
+        ops("tool", operation__name="f", agentops__tool__output='"42"'),
         {**RAN, "tool_name": "f"},
     ),
-    "agentops agent": (
-        "solver.agent",
-        {"agentops.span.kind": "agent", "operation.name": "solver"},
-        {"kind": "agent", "agent_name": "solver"},
-    ),
-    "agentops session": ("x.session", {"agentops.span.kind": "session"}, {"kind": "other"}),
+    "agentops agent": ("solver.agent", ops("agent", operation__name="solver"), agent("solver")),
+    "agentops session": ("x.session", ops("session"), OTHER),
     "agentops llm": (
         "openai.chat.completion",
-        {
-            "gen_ai.request.type": "chat",
-            "agentops.span.kind": "llm",
-            "gen_ai.response.id": ID,
-            "gen_ai.completion.0.content": "42",
-            "gen_ai.completion.0.tool_calls.0.id": CALL,
-        },
+        ops("llm", gen_ai__request__type="chat", gen_ai__response__id=ID)
+        | keyed("gen_ai.completion.0.", content="42", tool_calls__0__id=CALL),
         {**ASKED, "response_id": ID, "dialect": "agentops+otel_genai"},
     ),
 }
 OTHERS: dict[str, Row] = {
     "vercel run": (
         "ai.generateText",
-        {"ai.operationId": "ai.generateText", "ai.telemetry.functionId": "solver"},
-        {"kind": "agent", "agent_name": "solver"},
+        vercel("ai.generateText", telemetry__functionId="solver"),
+        agent("solver"),
     ),
     "vercel call": (
         "ai.generateText.doGenerate",
-        {
-            "ai.operationId": "ai.generateText.doGenerate",
-            "ai.response.id": ID,
-            "ai.response.text": "42",
-            "ai.response.toolCalls": json.dumps([{"toolCallId": CALL, "toolName": "f"}]),
-        },
+        vercel("ai.generateText.doGenerate")
+        | keyed("ai.response.", id=ID, text="42", toolCalls=[{"toolCallId": CALL, "toolName": "f"}]),
         {**ASKED, "response_id": ID},
     ),
     "vercel tool": (
         "ai.toolCall",
-        {
-            "ai.operationId": "ai.toolCall",
-            "ai.toolCall.name": "f",
-            "ai.toolCall.id": CALL,
-            "ai.toolCall.result": '{"error": "no such file"}',
-        },
-        {**FAILED, "tool_name": "f", "tool_call_id": CALL},
+        vercel("ai.toolCall") | keyed("ai.toolCall.", name="f", id=CALL, result='{"error": "no such file"}'),
+        {**FAILED, **OF_F},
     ),
     "pydantic-ai 1": (
         "running tool",
-        {"gen_ai.tool.name": "f", "gen_ai.tool.call.id": CALL, "tool_arguments": "{}", "tool_response": "42"},
-        {**RAN, "tool_name": "f", "tool_call_id": CALL},
+        keyed("gen_ai.tool.", name="f", call__id=CALL) | {"tool_arguments": "{}", "tool_response": "42"},
+        {**RAN, **OF_F},
     ),
-    "pydantic-ai 1 agent": ("agent run", {"agent_name": "solver"}, {"kind": "agent", "agent_name": "solver"}),
-    "ADK 1 agent": ("agent_run [solver]", {}, {"kind": "agent", "agent_name": "solver"}),
+    "pydantic-ai 1 agent": ("agent run", {"agent_name": "solver"}, agent("solver")),
+    "ADK 1 agent": ("agent_run [solver]", {}, agent("solver")),
     "ADK merged tools": (
         "execute_tool (merged)",
-        {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "(merged tools)", "gen_ai.tool.call.id": "e1"},
-        {"kind": "other", "tool_call_id": None},
+        genai("execute_tool", tool__name="(merged tools)", tool__call__id="e1"),
+        {**OTHER, "tool_call_id": None},
     ),
     "ADK tool": (
         "execute_tool f",
-        {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": "f",
-            "gen_ai.tool.call.id": CALL,
-            "gcp.vertex.agent.tool_response": '{"status": "error", "error_message": "no"}',
-        },
+        genai("execute_tool", tool__name="f", tool__call__id=CALL)
+        | {"gcp.vertex.agent.tool_response": '{"status": "error", "error_message": "no"}'},
         {**FAILED, "tool_call_id": CALL, "dialect": "adk+otel_genai"},
     ),
     "claude tool": (
@@ -183,7 +151,7 @@ OTHERS: dict[str, Row] = {
         {"span.type": "tool", "tool_name": "Bash", "tool_use_id": CALL},
         {**RAN, "tool_name": "Bash", "tool_call_id": CALL},
     ),
-    "claude tool's part": ("claude_code.tool.execution", {"span.type": "tool.execution"}, {"kind": "other"}),
+    "claude tool's part": ("claude_code.tool.execution", {"span.type": "tool.execution"}, OTHER),
     "litellm raw": ("raw_gen_ai_request", {"llm.hosted_vllm.id": ID}, {"kind": "llm", "response_id": ID}),
     "mcp call": (
         "tools/call f",
@@ -191,7 +159,7 @@ OTHERS: dict[str, Row] = {
         {"kind": "tool", "tool_status": ToolStatus.UNKNOWN, "tool_name": "f"},
     ),
     "mcp by rpc": ("MCP send tools/call f", {"rpc.system": "mcp", "rpc.method": "tools/call"}, {"tool_name": "f"}),
-    "mcp list": ("tools/list", {"mcp.method.name": "tools/list"}, {"kind": "other"}),
-    "agent lightning": ("agentlightning.annotation", {"agentlightning.reward.0.value": 1}, {"kind": "other"}),
-    "none": ("POST", {"http.request.method": "POST"}, {"kind": "other", "dialect": "none"}),
+    "mcp list": ("tools/list", {"mcp.method.name": "tools/list"}, OTHER),
+    "agent lightning": ("agentlightning.annotation", {"agentlightning.reward.0.value": 1}, OTHER),
+    "none": ("POST", {"http.request.method": "POST"}, {**OTHER, "dialect": "none"}),
 }

@@ -137,82 +137,66 @@ def test_sixty_results_none_misjudged_few_unknown() -> None:
     assert len(unknown) <= 15, unknown
 
 
-ALWAYS_ALIKE = {
-    "openai-agents": genai("An error occurred while running the tool. Please try again. Error: no such city"),
-    "pydantic": genai("1 validation error for Trip\ncity\n  Input should be a valid string [type=string_type]"),
-    "pydantic-ai": genai("2 validation errors:\n```json\n[]\n```"),
-    "haystack": genai("Failed to invoke Tool `weather` with parameters {'city': 'x'}. Error: no such city"),
-    "aws": genai("An error occurred (AccessDenied) when calling the GetObject operation: Access Denied"),
-    "jupyter": genai("-" * 75 + "\nNameError" + " " * 33 + "Traceback (most recent call last)\nCell In[1], line 1"),
-    "jupyter-in-colours": genai("\x1b[0;31m" + "-" * 75 + "\x1b[0m\n\x1b[0;31mKeyError\x1b[0m   " + TRACEBACK),
-    "returncode": genai("returncode: 1"),
-    "returncode-last": genai("cat: x\nreturncode: 1"),
-    "returncode-tag": genai("<returncode>1</returncode>\n<output>\ncat: x\n</output>"),
-    "metadata-exit-code": genai({"output": "sh: foo", "metadata": {"exit_code": 127, "duration_seconds": 0.1}}),
-    "metadata-exit-code-alone": genai({"metadata": {"exit_code": 127}}),
-    "status-as-text": genai({"message": "Not Found", "status": "404"}),
-    "github": genai({"message": "Not Found", "documentation_url": "https://docs.github.com/rest", "status": "404"}),
-}
-"""Texts and fields that frameworks, shells and services write for nothing but a failure."""
-HARMLESS = {
-    "validated": genai("0 validation errors"),
-    "returncode-0": genai("<returncode>0</returncode>\n<output>\na.txt\n</output>"),
-    "metadata-exit-0": genai({"output": "a.txt", "metadata": {"exit_code": 0, "duration_seconds": 0.1}}),
-    "room": genai({"message": "the room is free", "status": "vacant", "room": "404"}),
-}
-NO_SUCCESS = {
-    "error-page": genai("<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body>nginx</body></html>", status=1),
-    "error-page-h1": genai("<!DOCTYPE html><html><body><h1>503 Service Unavailable</h1></body></html>"),
-    "editor": genai("No replacement was performed, old_str `x` did not appear verbatim in /a.py."),
+RESULTS = {
+    ToolStatus.FAILED: {
+        # Texts and fields that frameworks, shells and services write for nothing but a failure.
+        "openai-agents": genai("An error occurred while running the tool. Please try again. Error: no such city"),
+        "pydantic": genai("1 validation error for Trip\ncity\n  Input should be a valid string [type=string_type]"),
+        "pydantic-ai": genai("2 validation errors:\n```json\n[]\n```"),
+        "haystack": genai("Failed to invoke Tool `weather` with parameters {'city': 'x'}. Error: no such city"),
+        "aws": genai("An error occurred (AccessDenied) when calling the GetObject operation: Access Denied"),
+        "quoted": genai(' "error: syntax"', status=1),
+        "jupyter": genai("-" * 75 + "\nNameError" + " " * 33 + "Traceback (most recent call last)\nCell In[1], line 1"),
+        "jupyter-in-colours": genai("\x1b[0;31m" + "-" * 75 + "\x1b[0m\n\x1b[0;31mKeyError\x1b[0m   " + TRACEBACK),
+        "returncode": genai("returncode: 1"),
+        "returncode-last": genai("cat: x\nreturncode: 1"),
+        "returncode-tag": genai("<returncode>1</returncode>\n<output>\ncat: x\n</output>"),
+        "metadata-exit-code": genai({"output": "sh: foo", "metadata": {"exit_code": 127, "duration_seconds": 0.1}}),
+        "metadata-exit-code-alone": genai({"metadata": {"exit_code": 127}}),
+        "status-as-text": genai({"message": "Not Found", "status": "404"}),
+        "github": genai({"message": "Not Found", "documentation_url": "https://docs.github.com/rest", "status": "404"}),
+        # Fields of a report tell what the tool did.
+        "text-false": genai({"success": "false"}),
+        "rc": genai({"rc": 1, "out": ""}),
+        "err": genai({"err": "no such channel"}),
+        "subprocess": genai("Command '['ls', '-y']' returned non-zero exit status 2."),
+        "envelope": mcp("Error: no such file", is_error=False),
+    },
+    ToolStatus.SUCCEEDED: {
+        # What resembles a failure, and is no sign of one.
+        "validated": genai("0 validation errors"),
+        "returncode-0": genai("<returncode>0</returncode>\n<output>\na.txt\n</output>"),
+        "metadata-exit-0": genai({"output": "a.txt", "metadata": {"exit_code": 0, "duration_seconds": 0.1}}),
+        "room": genai({"message": "the room is free", "status": "vacant", "room": "404"}),
+        "no-error-type": genai("42", error__type="None"),
+        "no-status": genai("42", gen_ai__tool__status="running"),
+    },
+    ToolStatus.UNKNOWN: {
+        # What may be a page of the world.
+        "error-page": genai("<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body></body></html>", status=1),
+        "error-page-h1": genai("<!DOCTYPE html><html><body><h1>503 Service Unavailable</h1></body></html>"),
+        "editor": genai("No replacement was performed, old_str `x` did not appear verbatim in /a.py."),
+        # Strong signs that disagree.
+        "attributes": genai("12:00 Error: x", gen_ai__tool__status="success", error__type="KeyError"),
+        "text": genai("Error: x", gen_ai__tool__status="success"),
+        "fields": genai({"error": "x", "success": True}),
+        "exit-0": genai({"exit_code": 0, "stderr": "Error: x"}),
+        # Words within a thing that was looked up: a text beside other fields may be the world's.
+        "mail": genai({"from": "shop", "subject": "Order 7", "message": "Error: payment declined"}),
+        "page": genai({"title": "Error: The Movie", "content": "Error: The Movie is a film."}),
+    },
 }
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [
-        *((fields, ToolStatus.FAILED) for fields in ALWAYS_ALIKE.values()),
-        *((fields, ToolStatus.SUCCEEDED) for fields in HARMLESS.values()),
-        *((fields, ToolStatus.UNKNOWN) for fields in NO_SUCCESS.values()),
-    ],
-    ids=[*ALWAYS_ALIKE, *HARMLESS, *NO_SUCCESS],
+    [(fields, status) for status, cases in RESULTS.items() for fields in cases.values()],
+    ids=[name for cases in RESULTS.values() for name in cases],
 )
-def test_reports_that_are_always_alike_are_known(fields: dict[str, Any], expected: ToolStatus) -> None:
-    """A failure by each, none by what resembles it; what may be a page of the world is unknown."""
-    assert judged(fields) is expected
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        (genai("12:00 Error: x", gen_ai__tool__status="success", error__type="KeyError"), ToolStatus.UNKNOWN),
-        (genai("Error: x", gen_ai__tool__status="success"), ToolStatus.UNKNOWN),
-        (genai({"error": "x", "success": True}), ToolStatus.UNKNOWN),
-        (genai({"exit_code": 0, "stderr": "Error: x"}), ToolStatus.UNKNOWN),
-        (genai("42", error__type="None"), ToolStatus.SUCCEEDED),
-        (genai("42", gen_ai__tool__status="running"), ToolStatus.SUCCEEDED),
-    ],
-    ids=["attributes", "text", "fields", "exit-0", "no-error-type", "no-status"],
-)
-def test_strong_signs_that_disagree_are_unknown(fields: dict[str, Any], expected: ToolStatus) -> None:
-    """And what is no sign is none."""
-    assert judged(fields) is expected
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        (genai({"success": "false"}), ToolStatus.FAILED),
-        (genai({"rc": 1, "out": ""}), ToolStatus.FAILED),
-        (genai({"err": "no such channel"}), ToolStatus.FAILED),
-        (genai("Command '['ls', '-y']' returned non-zero exit status 2."), ToolStatus.FAILED),
-        (genai({"from": "shop", "subject": "Order 7", "message": "Error: payment declined"}), ToolStatus.UNKNOWN),
-        (genai({"title": "Error: The Movie", "content": "Error: The Movie is a film."}), ToolStatus.UNKNOWN),
-        (mcp("Error: no such file", is_error=False), ToolStatus.FAILED),
-    ],
-    ids=["text-false", "rc", "err", "subprocess", "mail", "page", "envelope"],
-)
-def test_words_within_a_thing_that_was_looked_up_are_its_own(fields: dict[str, Any], expected: ToolStatus) -> None:
-    """Fields of a report tell what the tool did; a text beside other fields may be the world's."""
+def test_a_result_is_judged_by_what_only_a_failure_or_a_success_says(
+    fields: dict[str, Any], expected: ToolStatus
+) -> None:
+    """Each of a report's own signs; what disagrees, or may be the world's own words, is unknown."""
     assert judged(fields) is expected
 
 
