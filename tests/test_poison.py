@@ -134,13 +134,12 @@ def test_streams(topic: Topic) -> None:
     for record in of_run(topic, RUN_HASH):
         streams.append(topic, record.value, record.key)
         streams.tick(0.0)
-    for now_s in (1e3, 2e3, 1e6, 2e6):
-        streams.tick(now_s)
+    streams.tick(1e3, 2e3, 1e6, 2e6)
     for raw_topic, value, _ in RAW:
         streams.append(raw_topic, value)
     for good in of_run(topic, RUN_HASH, good=True):
         streams.append(topic, good.value, good.key)
-    refused = sum(fold.metrics.value(RECORDS_REFUSED) for fold in (streams.normalize, streams.assemble, streams.credit))  # type: ignore[attr-defined]
+    refused = sum(fold.metrics.value(RECORDS_REFUSED) for fold in (streams.normalize, streams.assemble, streams.credit))
     letters = streams.log.get(Topic.DEAD_LETTERS, [])
     undecodable = {"null_value", "malformed", "undecodable", "unknown_schema"}
     assert sum(dead_letter_fields(letter.headers)["reason"] in undecodable for letter in letters) >= refused > 0

@@ -16,7 +16,7 @@ from tests.frameworks.fixture import Recording
 from tests.frameworks.scenario import plain_name
 from tests.streams.make import Streams, config, event, signed_by
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
@@ -59,9 +59,8 @@ def episodes_of(recording: Recording) -> list[Episode]:
         streams.append(Topic(record.topic), record.value, record.key, headers=signed_by(recording.run_hash))
     if recording.rollout_id is not None:
         streams.feed(event(recording.rollout_id, attempt_id=recording.attempt_id, spans_exported=None, host=None))
-    for now_s in (0.0, 1e4, 2e4, 3e4):
-        streams.tick(now_s)
-    return [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
+    streams.tick(0.0, 1e4, 2e4, 3e4)
+    return streams.episodes
 
 
 def score(recording: Recording) -> Score:

@@ -10,7 +10,7 @@ from tests.frameworks.fixture import FIXTURES, Recording, load
 from tests.frameworks.judge import episodes_of
 from tests.streams.make import Streams, config, event, signed_by
 from tracegrad.schemas.ids import key_in
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
@@ -37,10 +37,9 @@ def trusting(recording: Recording) -> list[Episode]:
             "rewards_awaited": ("agent",),
         }
         streams.feed(event(recording.rollout_id, **end))
-    for now_s in (0.0, 1e4, 2e4, 3e4):
-        streams.tick(now_s)
+    streams.tick(0.0, 1e4, 2e4, 3e4)
     assert not streams.values(Topic.DEAD_LETTERS)
-    return [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
+    return streams.episodes
 
 
 @pytest.mark.parametrize("tracer", TRACERS)

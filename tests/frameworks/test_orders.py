@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.frameworks.fixture import FIXTURES, Recording, fixtures, load
 from tests.streams.make import Streams, config, event, signed_by
 from tracegrad.schemas.records.calls import LLM_CALLS
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
@@ -110,8 +110,7 @@ def folded(recording: Recording, pieces: Iterable[Piece]) -> list[Episode]:
         streams.append(piece.topic, piece.value, piece.key, offset=piece.offset, headers=headers)
     if recording.rollout_id is not None:
         streams.feed(event(recording.rollout_id, attempt_id=recording.attempt_id, spans_exported=None, host=None))
-    for now_s in CLOCK_S:
-        streams.tick(now_s)
-    episodes = [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
+    streams.tick(*CLOCK_S)
+    episodes = streams.episodes
     unnamed = [msgspec.structs.replace(episode, episode_id="", conversation=None) for episode in episodes]
     return sorted(unnamed, key=lambda episode: [call.call_id for call in episode.calls])

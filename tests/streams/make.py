@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from tests.versions import sampled_by
 from tracegrad.schemas.attributes import COUNTED_SPAN, PROVED_BY
 from tracegrad.schemas.credentials import Holder
-from tracegrad.schemas.fold import Emission, Fold, Output
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import CallId, RunHash, RunName, run_hash_of
 from tracegrad.schemas.log.mac import MAC_HEADER
 from tracegrad.schemas.log.protocol import Headers, Record
@@ -33,12 +34,17 @@ from tracegrad.schemas.records.calls import (
     SpliceOutcome,
     ToolCall,
 )
+from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, GroupRef, Reward, RolloutEvent, RolloutState
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
+from tracegrad.schemas.topics import INPUTS, Topic, Topics
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
+from tracegrad.streams.assemble.fold import Assemble
 from tracegrad.streams.config import StreamRules, StreamsConfig
-from tracegrad.streams.folds import build_fold
+from tracegrad.streams.credit.fold import Credit
+from tracegrad.streams.normalize.fold import Normalize
+from tracegrad.streams.stage_fold import StageFold
 
 RUN_HASH = RunHash("0123abcd")
 GROUP = GroupRef(id=RUN_HASH + "f" * 16, size=1, member=0, index=0)
@@ -268,9 +274,9 @@ class Streams:
 
     def __init__(self, settings: StreamRules | None = None, topics: Topics = TOPICS) -> None:
         self.config = settings or config()
-        self.normalize = build_fold(Stage.NORMALIZE, self.config, topics)
-        self.assemble = build_fold(Stage.ASSEMBLE, self.config, topics)
-        self.credit = build_fold(Stage.CREDIT, self.config, topics)
+        self.normalize = Normalize(self.config, topics)
+        self.assemble = Assemble(self.config, topics)
+        self.credit = Credit(self.config, topics)
         self.log: dict[Topic, list[Record]] = {}
         self.done: set[tuple[str, int]] = set()
 
@@ -300,11 +306,35 @@ class Streams:
                 is_call = isinstance(item, LlmCall)
                 self.append(*raw(item), headers=signed_by(run_hash_of(item.rollout_id or RUN_HASH)) if is_call else ())
 
-    def tick(self, now_s: float) -> None:
-        """Lets the clocks propose."""
-        for fold in (self.assemble, self.credit):
+    def tick(self, *seconds: float) -> None:
+        """Lets the clocks propose at each of these times."""
+        folds: tuple[StageFold[Any], ...] = (self.assemble, self.credit)
+        for now_s, fold in itertools.product(seconds, folds):
             for output in fold.propose(now_s):
                 self.append(output.topic, output.value, output.key)
+
+    def take_over(self, *inputs: Record) -> None:
+        """Another worker assembles: it reads the markers, and then these inputs."""
+        self.assemble.reset()
+        self.assemble.restore(self.log.get(Topic.CLOSED_EPISODES, []))
+        for record in inputs:
+            self.assemble.fold(record)
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """Those that have closed, in their order."""
+        return [EPISODES.decode(value) for value in self.values(Topic.EPISODES)]
+
+    @property
+    def episode(self) -> Episode:
+        """The only one."""
+        (episode,) = self.episodes
+        return episode
+
+    @property
+    def groups(self) -> list[tuple[GroupSummary, list[SegmentRow]]]:
+        """What was credited."""
+        return [decode_group(value) for value in self.values(Topic.TRANSITIONS)]
 
     def values(self, topic: Topic) -> list[bytes]:
         """What was appended to a topic."""
@@ -319,14 +349,9 @@ class Streams:
         records.append(record)
         return record
 
-    def _reader(self, topic: Topic) -> Fold | None:
-        if topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS):
-            return self.normalize
-        return {
-            Topic.EPISODE_EVENTS: self.assemble,
-            Topic.EPISODES: self.credit,
-            Topic.EPISODE_SCORES: self.credit,
-        }.get(topic)
+    def _reader(self, topic: Topic) -> StageFold[Any] | None:
+        stages: tuple[StageFold[Any], ...] = (self.normalize, self.assemble, self.credit)
+        return next((fold for fold in stages if topic in INPUTS[fold.stage]), None)
 
     def _outputs(self, emission: Emission) -> list[Output]:
         self.done |= {(position.topic, position.offset) for position in emission.done}

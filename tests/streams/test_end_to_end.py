@@ -29,7 +29,6 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT
 from tracegrad.schemas.records.episodes import EPISODES, AppliedReward
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
-from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.assemble.air.rules import AirRule
 from tracegrad.streams.folds import build_fold
@@ -85,8 +84,7 @@ def test_raw_records_become_arrow_rows() -> None:
     for left, right in zip(solved(), broken(), strict=True):
         streams.feed(right, left)
     assert streams.values(Topic.DEAD_LETTERS) == []
-    (record,) = streams.values(Topic.TRANSITIONS)
-    summary, rows = decode_group(record)
+    ((summary, rows),) = streams.groups
     assert [(m.state, m.reward, m.num_tools, m.num_tools_succeeded, m.excluded) for m in summary.members] == [
         ("succeeded", 1.0, 1, 1, ""),
         ("truncated", 0.0, 1, 0, ""),
@@ -122,8 +120,7 @@ def test_a_rollout_given_up_ends_the_group_that_waits_for_it() -> None:
     assert (streams.values(Topic.TRANSITIONS), streams.credit.num_open) == ([], 1)
     fields: dict[str, Any] = {"attempt_id": GIVEN_UP_ATTEMPT, "spans_exported": None, "group": group(1)}
     streams.feed(event(rollout(1), RolloutState.GIVEN_UP, **fields))
-    (record,) = streams.values(Topic.TRANSITIONS)
-    summary, rows = decode_group(record)
+    ((summary, rows),) = streams.groups
     assert [member.excluded for member in summary.members] == ["", "given_up"]
     assert ({row.rollout_id for row in rows}, streams.credit.num_open) == ({rollout(0)}, 0)
     streams.feed(*broken())
@@ -141,9 +138,8 @@ def test_without_the_otlp_gateway_calls_still_train() -> None:
     streams.feed(
         lost, event(rollout(1), RolloutState.TRUNCATED, group=group(1), spans_exported=0, spans_lost=3, at_ms=1)
     )
-    streams.tick(0.0)
-    streams.tick(5.0)
-    _, rows = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    streams.tick(0.0, 5.0)
+    _, rows = streams.groups[0]
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4, 5, 6], [1, 2, 9, 5, 7, 8]]
     assert [[t.return_ for t in row.turns] for row in rows] == [[1.0, 1.0], [0.0, 0.0]]
     assert [[(t.agent, t.peers) for t in row.turns] for row in rows] == [[(None, ":0"), (None, ":1")]] * 2

@@ -14,7 +14,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 
 from tests.streams.make import Streams, call, call_id, config, otlp, pairs, span, tool_call, tool_span
 from tracegrad.schemas.ids import conversation_key
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, LogFact, digest_of
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.join.log_readings import LogReading
@@ -70,9 +70,8 @@ def episodes_of(*inputs: tuple[Topic, bytes] | Any) -> list[Episode]:
             streams.append(*item)
         else:
             streams.feed(item)
-    for now_s in (0.0, 1e4, 2e4):
-        streams.tick(now_s)
-    return [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
+    streams.tick(0.0, 1e4, 2e4)
+    return streams.episodes
 
 
 AGENT = otlp(

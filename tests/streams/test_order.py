@@ -178,6 +178,5 @@ def test_facts_that_conflict_have_one_winner(order: list[int]) -> None:
         streams.feed(conflicting[number])
     assert streams.values(Topic.EPISODES) == []
     streams.feed(*(otlp(span(OWN, n + 1)) for n in range(len(SPANS))), reward(R1, 1.0), closed(R1, [fresh]))
-    (value,) = streams.values(Topic.EPISODES)
-    episode = EPISODES.decode(value)
+    episode = streams.episode
     assert ([c.content for c in episode.calls], episode.state) == (["fresh"], RolloutState.SUCCEEDED)

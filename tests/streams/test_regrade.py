@@ -14,7 +14,6 @@ from tests.streams.make import Streams, call, call_id, closed, config, event, re
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.episodes import EPISODES, AppliedReward, Episode
 from tracegrad.schemas.records.rollouts import Reward, RolloutState
-from tracegrad.schemas.topics import Topic
 from tracegrad.streams.regrade import given_to_grader, graded_anew, is_judged, why_ungradable
 
 OWN = rollout(1)
@@ -32,8 +31,7 @@ def episode(*rewards: Reward, state: RolloutState = RolloutState.SUCCEEDED, **en
     awaited = tuple(sorted({one.name for one in rewards}))
     told = {"output": json.dumps("it is 42"), "duration_s": 1.5, "rewards_awaited": awaited, **end}
     streams.feed(*CALLS, closed(OWN, CALLS), *rewards, event(OWN, state, **told))
-    (value,) = streams.values(Topic.EPISODES)
-    return EPISODES.decode(value)
+    return streams.episode
 
 
 def test_a_grader_is_given_what_the_runners_was() -> None:

@@ -69,8 +69,7 @@ def episode_of(log: SignedLog) -> Episode:
     for record in read_to_end(log, SPANS):
         streams.append(Topic.OTLP_SPANS, record.value, headers=record.headers)
     streams.feed(*CALLS, closed(R1, CALLS), reward(R1), event(R1, spans_exported=None))
-    for now in (0.0, 2.0):
-        streams.tick(now)
+    streams.tick(0.0, 2.0)
     (value,) = streams.values(Topic.EPISODES)
     return EPISODES.decode(value)
 

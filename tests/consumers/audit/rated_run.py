@@ -11,6 +11,5 @@ def rated_run() -> Streams:
     """A captured conversation that two people rate, under keys of their own, one of which looks like an id of ours."""
     streams = Streams(config(reward_sources=("feedback",), select=SelectConfig(capture_all=True)))
     streams.feed(*CALLS, said(1.0, "k1"), said(0.0, "0123abcd/x"))
-    for now_s in (0.0, 100.0):
-        streams.tick(now_s)
+    streams.tick(0.0, 100.0)
     return streams

@@ -119,8 +119,7 @@ def long_run(weights: Path) -> Streams:
         else:
             given_up = make.event(rollout(number), RolloutState.GIVEN_UP, group=group, attempt_id=GIVEN_UP_ATTEMPT)
             streams.feed(given_up)
-    streams.tick(0.0)
-    streams.tick(5.0)
+    streams.tick(0.0, 5.0)
     streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim(2)))
     publish(streams, 4, weights, epoch=2, step=3, next_offset=3)
     append_step(streams, msgspec.structs.replace(step(3, epoch=2), version=4))

@@ -269,8 +269,7 @@ def test_strays_that_were_let_go_are_not_missing() -> None:
     streams = small_run()
     trace, other = f"{RUN_HASH}{'f' * 24}", "cd" * 16
     streams.feed(*(otlp(agent_span(id_, 1, "x")) for id_ in (trace, other)))
-    streams.tick(0.0)
-    streams.tick(1e6)
+    streams.tick(0.0, 1e6)
     assert streams.assemble.num_open == 0
     assert audited(memory_log(streams)).missing == []
     streams.feed(call("late", None, trace_id=other, versions=(sampled_by(0),)))

@@ -57,8 +57,7 @@ def test_feedback_that_cannot_count_is_not_missed() -> None:
     assert missing(rated_attempt()) == []
     streams = Streams(config(reward_sources=("grader:*",), select=SelectConfig(capture_all=True)))
     streams.feed(*CALLS, said(1.0, "k1"))
-    for now_s in (0.0, 100.0):
-        streams.tick(now_s)
+    streams.tick(0.0, 100.0)
     assert missing(streams) == [f"feedback on no episode and behind none: reward:feedback:{KEY}:k1"]
     found = audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, takes_feedback=False)
     assert [line for line in found.missing if "reward" in line] == []

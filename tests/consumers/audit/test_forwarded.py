@@ -13,7 +13,6 @@ from tests.streams.test_log_events import event
 from tests.versions import sampled_by
 from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
@@ -25,8 +24,7 @@ def forwarded_run() -> Streams:
     trace = "ab" * 16
     streams.feed(call("one", None, [1], [2], trace_id=trace, purpose=Purpose.UNKNOWN, versions=(sampled_by(0),)))
     streams.feed(otlp(agent_span(trace, 1, "solver", gen_ai__conversation__id="c-17")))
-    for now in range(0, 100, 20):
-        streams.tick(float(now))
+    streams.tick(*range(0, 100, 20))
     return streams
 
 
@@ -63,7 +61,6 @@ def test_what_an_agent_says_of_its_reward_on_a_span_lies_on_no_topic() -> None:
     streams = Streams(config(reward_sources=TRUSTED))
     end = rollout_event(R1, spans_exported=1, rewards_awaited=("reward", "agent"))
     streams.feed(*CALLS, says(1, 0.5), closed(R1, CALLS), reward(R1), end)
-    for now in range(0, 2000, 100):
-        streams.tick(float(now))
-    assert len(EPISODES.decode(streams.values(Topic.EPISODES)[0]).rewards) == 2
+    streams.tick(*range(0, 2000, 100))
+    assert len(streams.episodes[0].rewards) == 2
     assert [line for line in audited(streams).missing if line.startswith("reward")] == []

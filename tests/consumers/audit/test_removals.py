@@ -61,7 +61,7 @@ def test_a_run_with_everything_adds_up(run: Streams, weights: Path) -> None:
     """What was closed by deadline, given up, rolled back and begun anew is accounted for."""
     report = audited(run, weights)
     assert report.missing == []
-    assert {closed.closed_by for closed in map(EPISODES.decode, run.values(Topic.EPISODES))} == {"complete", "deadline"}
+    assert {closed.closed_by for closed in run.episodes} == {"complete", "deadline"}
     assert report.episodes.terms == {"in groups": 8, "superseded": 1, "validation": 3}
     assert report.groups.terms == {"trained": 3, "waiting": 1}
 

@@ -25,8 +25,7 @@ def said(*, spans: str | None, calls: list[CallRecord]) -> list[str]:
     if spans is not None:
         streams.append(Topic.OTLP_SPANS, otlp(agent_span(spans, 1, "helper"), service="shop"))
     streams.feed(*calls)
-    for now_s in (0.0, 600.0, 1_200.0):
-        streams.tick(now_s)
+    streams.tick(0.0, 600.0, 1_200.0)
     state, lines = RunState(OF_STREAMS, RunHash("0123abcd"), "policy"), ArrivalLines()
 
     def fold(topic: Topic, value: bytes) -> None:

@@ -56,10 +56,8 @@ def closing(*items: Item, sources: tuple[str, ...] = ("grader:*",), holder: Hold
     streams = Streams(config(reward_sources=sources))
     streams.feed(*items, *CALLS, closed(R1, CALLS), holder=holder)
     streams.feed(event(R1, **{"spans_exported": num_own, **end}))
-    for now_s in (0.0, 100.0):
-        streams.tick(now_s)
-    (value,) = streams.values(Topic.EPISODES)
-    return EPISODES.decode(value)
+    streams.tick(0.0, 100.0)
+    return streams.episode
 
 
 def test_by_default_what_an_agent_says_changes_nothing() -> None:
@@ -104,9 +102,8 @@ def test_further_dimensions_are_not_summed() -> None:
     captured = Streams(config(reward_sources=TRUSTED, select=SelectConfig(capture_all=True)))
     trace = "c" * 32
     captured.feed(call("a", None, [1], [2], trace_id=trace), says(1, 0.25, trace=trace, **more))
-    for now_s in (0.0, 100.0):
-        captured.tick(now_s)
-    episode = EPISODES.decode(captured.values(Topic.EPISODES)[0])
+    captured.tick(0.0, 100.0)
+    episode = captured.episodes[0]
     assert (episode.reward, [one.name for one in episode.rewards]) == (0.25, ["agent", "agent.short"])
 
 
@@ -133,9 +130,8 @@ def test_an_agent_that_says_nothing_is_unscored_after_a_short_wait() -> None:
     """Never 0; the wait is `deadline_s`, since nobody counts what an agent will say."""
     streams = Streams(config(reward_sources=TRUSTED, deadline_s=5.0, incomplete_s=60.0))
     streams.feed(*CALLS, closed(R1, CALLS), event(R1, rewards_awaited=("agent",)))
-    for now_s in (0.0, 6.0):
-        streams.tick(now_s)
-    episode = EPISODES.decode(streams.values(Topic.EPISODES)[0])
+    streams.tick(0.0, 6.0)
+    episode = streams.episodes[0]
     assert (episode.reward, episode.unscored, episode.closed_by) == (None, "missing: agent", "deadline")
 
 
@@ -159,7 +155,6 @@ def test_a_rollout_of_agent_lightning_is_one_captured_episode() -> None:
         otlp(span("d" * 32, 2, "agentlightning.annotation", **said), **theirs),
     )
     run.append(Topic.LLM_CALLS, raw(call("a", None, [1], [2], conversation_key=key))[1])
-    for now_s in range(0, 200, 20):
-        run.tick(float(now_s))
-    (episode,) = (EPISODES.decode(value) for value in run.values(Topic.EPISODES))
+    run.tick(*range(0, 200, 20))
+    episode = run.episode
     assert (episode.episode_id, len(episode.calls), episode.num_spans, episode.reward) == (key, 1, 2, 0.5)

@@ -26,22 +26,16 @@ from tests.streams.make import (
 )
 from tracegrad.schemas.metrics import FACTS_LATE
 from tracegrad.schemas.records.calls import CallOutcome
-from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker, Episode
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirRule
-from tracegrad.streams.assemble.fold import Assemble
 from tracegrad.streams.config import StreamRules
 
 R1 = rollout(1)
 OWN = R1 + "a001"
 A, B = call("a", R1, [1], [2]), call("b", R1, [1], [3])
 AIR = (AirRule(name="ok", status="succeeded", value=0.5, cap=2),)
-
-
-def episodes(streams: Streams) -> list[Episode]:
-    """What was emitted."""
-    return [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
 
 
 def markers(streams: Streams) -> list[ClosedMarker]:
@@ -53,7 +47,7 @@ def one(*items: Any, settings: StreamRules | None = None) -> Episode:
     """The single episode of these raw items."""
     streams = Streams(settings)
     streams.feed(*items)
-    (episode,) = episodes(streams)
+    episode = streams.episode
     return episode
 
 
@@ -64,9 +58,9 @@ def test_an_episode_waits_for_everything_that_was_counted() -> None:
     for last in range(len(parts)):
         streams = Streams()
         streams.feed(*(part for number, part in enumerate(parts) if number != last))
-        assert episodes(streams) == [], f"closed without {parts[last]!r}"
+        assert streams.episodes == [], f"closed without {parts[last]!r}"
         streams.feed(parts[last])
-        (episode,) = episodes(streams)
+        episode = streams.episode
         assert (episode.closed_by, episode.reward, len(episode.calls), episode.num_spans) == ("complete", 1.0, 2, 2)
         assert {offset for topic, offset in streams.done if topic == "test.episode_events"} == set(range(len(parts)))
 
@@ -79,12 +73,12 @@ def test_spans_of_another_process_do_not_fill_the_count() -> None:
     end = event(R1, spans_exported=2, spans_marked=True)
     streams = Streams(config(air=AIR))
     streams.feed(asked, closed(R1, [asked]), reward(R1), served, end, otlp(own[0], is_counted=True))
-    assert episodes(streams) == []
+    assert streams.episodes == []
     # The same span by way of a Collector: in either order one place, and counted.
     streams.feed(otlp(own[1]))
-    assert episodes(streams) == []
+    assert streams.episodes == []
     streams.feed(otlp(own[1], is_counted=True))
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert (episode.closed_by, episode.num_spans) == ("complete", 4)
     assert [r.value for r in episode.calls[0].rewards] == [0.5]
 
@@ -95,7 +89,7 @@ def test_without_marks_every_span_counts() -> None:
     assert one(*parts, event(R1, spans_exported=1)).closed_by == "complete"
     streams = Streams()
     streams.feed(*parts, event(R1, spans_exported=1, spans_marked=True))
-    assert episodes(streams) == []
+    assert streams.episodes == []
 
 
 def test_the_record_repeats_what_credit_needs() -> None:
@@ -110,8 +104,7 @@ def test_late_facts_are_counted_and_never_folded() -> None:
     """Done at once: nothing waits for them."""
     streams = Streams()
     streams.feed(A, closed(R1, [A]), reward(R1), event(R1), B, otlp(span(OWN, 1), span(OWN, 2)))
-    assert len(episodes(streams)) == 1
-    assert isinstance(streams.assemble, Assemble)
+    assert len(streams.episodes) == 1
     assert streams.assemble.metrics.value(FACTS_LATE) == 3
     assert streams.assemble.metrics.value(FACTS_LATE, "calls") == 1
     assert streams.assemble.num_open == 0
@@ -122,10 +115,9 @@ def test_closed_ids_survive_a_restart() -> None:
     streams = Streams()
     parts: list[Item] = [A, closed(R1, [A]), reward(R1), event(R1)]
     streams.feed(*parts)
-    streams.assemble.reset()
-    streams.assemble.restore(streams.log[Topic.CLOSED_EPISODES])
+    streams.take_over()
     streams.feed(*parts)
-    assert len(episodes(streams)) == 1
+    assert len(streams.episodes) == 1
 
 
 def test_a_restart_before_the_marker_emits_the_same_bytes() -> None:
@@ -148,11 +140,10 @@ def test_what_was_not_counted_needs_the_deadline(end: dict[str, Any]) -> None:
     """The clock proposes on the log, the fold acts on the record."""
     streams = Streams(config(deadline_s=5.0))
     streams.feed(A, closed(R1, [A]), reward(R1), otlp(span(OWN, 1)), event(R1, **end))
-    streams.tick(100.0)
-    streams.tick(104.9)
-    assert episodes(streams) == []
+    streams.tick(100.0, 104.9)
+    assert streams.episodes == []
     streams.tick(105.0)
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert (episode.closed_by, len(episode.calls), episode.reward) == ("deadline", 1, 1.0)
 
 
@@ -160,31 +151,28 @@ def test_counted_facts_have_a_longer_deadline() -> None:
     """They were acknowledged, so they are on their way: a stage may be restarting."""
     streams = Streams(config(deadline_s=5.0, incomplete_s=120.0))
     streams.feed(A, closed(R1, [A, B]), reward(R1), event(R1, spans_lost=1))
-    streams.tick(100.0)
-    streams.tick(219.0)
-    assert episodes(streams) == []
+    streams.tick(100.0, 219.0)
+    assert streams.episodes == []
     streams.tick(220.0)
-    assert episodes(streams)[0].closed_by == "deadline"
+    assert streams.episodes[0].closed_by == "deadline"
 
 
 def test_a_running_attempt_has_no_deadline() -> None:
     """Its runner will write the end, also after a restart."""
     streams = Streams()
     streams.feed(event(R1, RolloutState.STARTED), A)
-    for now_s in (0.0, 1e6):
-        streams.tick(now_s)
-    assert episodes(streams) == []
+    streams.tick(0.0, 1e6)
+    assert streams.episodes == []
 
 
 def test_a_rollout_whose_events_are_late_is_not_idle() -> None:
     """Spans and events travel on different topics; only a long silence closes it."""
     streams = Streams(config(idle_s=10.0, orphan_s=600.0))
     streams.feed(A)
-    streams.tick(0.0)
-    streams.tick(599.0)
-    assert episodes(streams) == []
+    streams.tick(0.0, 599.0)
+    assert streams.episodes == []
     streams.tick(600.0)
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert (episode.closed_by, episode.is_final, episode.state) == ("idle", False, RolloutState.UNKNOWN)
 
 
@@ -211,9 +199,9 @@ def test_only_authorised_rewards_count() -> None:
     forged = reward(R1, 100.0, source="anonymous", at_ms=99)
     streams = Streams()
     streams.feed(forged, closed(R1, []), event(R1))
-    assert episodes(streams) == []
+    assert streams.episodes == []
     streams.feed(reward(R1, 0.5, at_ms=1))
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert (episode.reward, episode.num_unauthorised_rewards, len(episode.rewards)) == (0.5, 1, 1)
 
 
@@ -250,9 +238,8 @@ def test_a_reward_that_never_comes_is_named() -> None:
     """By the safety net."""
     streams = Streams(config(incomplete_s=1.0))
     streams.feed(closed(R1, []), event(R1))
-    streams.tick(0.0)
-    streams.tick(2.0)
-    (episode,) = episodes(streams)
+    streams.tick(0.0, 2.0)
+    episode = streams.episode
     assert (episode.reward, episode.unscored) == (None, "missing: reward")
 
 

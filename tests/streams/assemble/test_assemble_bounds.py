@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.streams.assemble.test_assemble import R1, A, B, episodes, markers
+from tests.streams.assemble.test_assemble import R1, A, B, markers
 from tests.streams.make import (
     TOPICS,
     Streams,
@@ -27,9 +27,7 @@ from tracegrad.schemas.metrics import EPISODES_CLOSED, PROPOSALS
 from tracegrad.schemas.records.calls import CallRecord, SamplingParameters
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.rollouts import RolloutState
-from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.fold import Assemble
 from tracegrad.streams.config import SelectConfig
 
 CAPTURED = "ab" * 16
@@ -46,15 +44,13 @@ def test_an_agent_without_runner_closes_when_it_falls_silent() -> None:
     streams.feed(captured())
     streams.tick(0.0)
     streams.feed(otlp(agent_span(CAPTURED, 1, "helper"), service="shop"))
-    streams.tick(9.0)
-    streams.tick(18.0)
-    assert episodes(streams) == []
+    streams.tick(9.0, 18.0)
+    assert streams.episodes == []
     streams.tick(19.0)
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert (episode.episode_id, episode.rollout_id, episode.group, episode.reward) == (CAPTURED, None, None, None)
     assert (episode.closed_by, episode.services, episode.state.value) == ("idle", ("shop",), "unknown")
     assert (episode.calls[0].masked, episode.unscored) == ("", "no_reward")
-    assert isinstance(streams.assemble, Assemble)
     assert streams.assemble.metrics.value(PROPOSALS, "idle") == 1
 
 
@@ -62,11 +58,9 @@ def test_traces_without_calls_agents_or_tools_are_unattributed() -> None:
     """Counted and closed, not emitted."""
     streams = Streams(config(select=SelectConfig(capture_all=True)))
     streams.feed(otlp(span(CAPTURED, 1, "GET /")))
-    streams.tick(0.0)
-    streams.tick(10.0)
-    assert episodes(streams) == []
+    streams.tick(0.0, 10.0)
+    assert streams.episodes == []
     assert [(m.id, m.disposition) for m in markers(streams)] == [(CAPTURED, "unattributed")]
-    assert isinstance(streams.assemble, Assemble)
     assert streams.assemble.metrics.value(EPISODES_CLOSED, "unattributed") == 1
 
 
@@ -88,10 +82,9 @@ def test_what_is_taken_besides_own_rollouts(select: SelectConfig, disposition: s
     """By default nothing; the marker accounts for its calls."""
     streams = Streams(config(select=select))
     streams.feed(captured(started_at_ns=60), otlp(agent_span(CAPTURED, 1, "helper", at=50), service="shop"))
-    streams.tick(0.0)
-    streams.tick(10.0)
+    streams.tick(0.0, 10.0)
     assert [(m.disposition, m.num_calls) for m in markers(streams)] == [(disposition, 1)]
-    assert len(episodes(streams)) == (disposition == "emitted")
+    assert len(streams.episodes) == (disposition == "emitted")
 
 
 def reasons(streams: Streams) -> list[str]:
@@ -105,9 +98,8 @@ def test_calls_of_one_episode_are_bounded() -> None:
     calls = [A, B, call("c", R1)]
     streams.feed(*calls, closed(R1, calls), reward(R1), event(R1))
     assert reasons(streams) == ["too_many_calls"]
-    streams.tick(0.0)
-    streams.tick(1.0)
-    (episode,) = episodes(streams)
+    streams.tick(0.0, 1.0)
+    episode = streams.episode
     assert (len(episode.calls), episode.closed_by, episode.reward) == (2, "deadline", 1.0)
 
 
@@ -122,12 +114,11 @@ def test_spans_displace_no_call(bounds: dict[str, Any], reason: str) -> None:
     calls = [A, B]
     streams.feed(*flood, reward(R1, 5.0, source="anonymous"), *calls, closed(R1, calls), reward(R1))
     streams.feed(event(R1, spans_exported=len(flood)))
-    streams.tick(0.0)
-    streams.tick(1.0)
-    (episode,) = episodes(streams)
+    streams.tick(0.0, 1.0)
+    episode = streams.episode
     assert (len(episode.calls), episode.closed_by, episode.reward) == (2, "deadline", 1.0)
     assert set(reasons(streams)) == {reason}
-    summary, rows = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    summary, rows = streams.groups[0]
     assert (summary.members[0].excluded, sum(len(row.turns) for row in rows)) == ("", 2)
 
 
@@ -139,7 +130,7 @@ def test_bytes_of_all_open_episodes_are_bounded() -> None:
     assert set(reasons(streams)) == {"too_many_open_bytes"}
     num_refused = len(reasons(streams))
     streams.feed(A, closed(R1, [A]), reward(R1), event(R1))
-    assert [episode.episode_id for episode in episodes(streams)] == [R1 + "a001"]
+    assert [episode.episode_id for episode in streams.episodes] == [R1 + "a001"]
     streams.feed(otlp(span(rollout(19) + "a001", 1, "x" * 150)))
     assert len(reasons(streams)) == num_refused
 
@@ -169,7 +160,7 @@ def test_open_episodes_are_bounded() -> None:
     streams.feed(captured("a"), event(R1, RolloutState.STARTED), event(rollout(2), RolloutState.STARTED))
     assert reasons(streams) == ["too_many_open"]
     streams.tick(0.0)
-    assert [(e.episode_id, e.closed_by) for e in episodes(streams)] == [(CAPTURED, "bound")]
+    assert [(e.episode_id, e.closed_by) for e in streams.episodes] == [(CAPTURED, "bound")]
     streams.feed(event(rollout(2), RolloutState.STARTED))
     assert reasons(streams) == ["too_many_open"]
 
@@ -179,11 +170,11 @@ def test_an_episode_above_the_message_limit_goes_out_without_calls() -> None:
     streams = Streams(topics=msgspec.structs.replace(TOPICS, max_message_bytes={"episodes": 128 * 1024}))
     big = call("a", R1, list(range(20_000)))
     streams.feed(big, closed(R1, [big]), reward(R1), event(R1))
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert (episode.calls, episode.calls_omitted, episode.reward) == ((), "too_large", 1.0)
     assert "[kafka.max_message_bytes] episodes = " in (episode.error or "")
     assert reasons(streams) == ["too_large"]
-    summary, _ = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    summary, _ = streams.groups[0]
     assert summary.members[0].excluded == "too_large"
 
 
@@ -192,7 +183,7 @@ def test_a_nan_temperature_does_not_spoil_the_record() -> None:
     odd = call("a", R1, [1], [2], sampling_used=SamplingParameters(temperature=float("nan")))
     streams = Streams()
     streams.feed(odd, closed(R1, [odd]), reward(R1), event(R1))
-    _, (row,) = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    _, (row,) = streams.groups[0]
     assert row.turns[0].masked == "bad_temperature"
 
 
@@ -225,9 +216,8 @@ def test_an_episode_of_ten_thousand_turns_trains_in_full() -> None:
         streams.feed(otlp(*(span(R1 + "a001", 1 + n) for n in range(start, start + 500))))
     calls = chain(R1, num_turns)
     streams.feed(*calls, closed(R1, calls), reward(R1), event(R1, spans_exported=3 * num_turns))
-    streams.tick(0.0)
-    streams.tick(1.0)
-    summary, rows = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    streams.tick(0.0, 1.0)
+    summary, rows = streams.groups[0]
     assert (summary.excluded, summary.members[0].excluded) == ("", "")
     (row,) = rows
     assert (len(row.turns), int(row.loss_mask.sum()), len(row.token_ids)) == (num_turns, num_turns, 3 * num_turns)

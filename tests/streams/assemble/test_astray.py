@@ -12,7 +12,6 @@ from tests.streams.assemble.test_links import (
     TRACE,
     captured,
     close,
-    counted,
     episodes,
     llm,
     markers,
@@ -54,7 +53,7 @@ def test_the_longer_of_two_parallel_requests_makes_the_next_episode() -> None:
     run.feed(otlp(agent_span(OTHER, 1, "critic", **SAID), llm(OTHER, 2, long.call_id, parent=1)))
     silence(run, 100.0)
     assert agents(run) == {KEY: ["solver"], stretch_id(KEY, long.call_id): ["critic"]}
-    assert counted(run.assemble, FACTS_LATE, "calls") == counted(run.assemble, FACTS_LATE, "other") == 0
+    assert run.assemble.metrics.value(FACTS_LATE, "calls") == run.assemble.metrics.value(FACTS_LATE, "other") == 0
     report = audit(memory_log(run), TOPICS, RunHash(RUN_HASH), "policy", ring=RING)
     assert report.calls.terms == {"in episodes": 2}
     for record in list(run.log[BY_TOPIC]):
@@ -73,7 +72,7 @@ def test_a_trace_that_comes_before_the_next_call_waits_for_it(is_silent: bool) -
     assert markers(run)[TRACE] == f"forwarded {KEY}"
     if is_silent:
         silence(run, 100.0)
-    assert counted(run.assemble, FACTS_LATE, "other") == 2 * is_silent
+    assert run.assemble.metrics.value(FACTS_LATE, "other") == 2 * is_silent
     run.feed(BY_CONVERSATION)
     silence(run, 200.0)
     assert agents(run) == {KEY: [None], stretch_id(KEY, BY_CONVERSATION.call_id): [None if is_silent else "solver"]}
@@ -86,7 +85,7 @@ def test_a_late_span_waits_for_nothing() -> None:
     run.feed(BY_CONVERSATION, otlp(agent_span(TRACE, 1, "solver"), span(TRACE, 2, "POST", parent=1)))
     silence(run, 0.0)
     run.feed(otlp(span(TRACE, 3, "late", parent=1)))
-    assert run.assemble.num_open == 0 and counted(run.assemble, FACTS_LATE, "other") == 1
+    assert run.assemble.num_open == 0 and run.assemble.metrics.value(FACTS_LATE, "other") == 1
 
 
 def test_what_waits_lasts_while_the_call_is_in_flight() -> None:
@@ -98,10 +97,7 @@ def test_what_waits_lasts_while_the_call_is_in_flight() -> None:
     run.feed(otlp(agent_span(TRACE, 1, "solver", **SAID), span(TRACE, 2, "POST", parent=1)))
     silence(run, 100.0)
     inputs = [record for record in run.log[BY_TOPIC] if (record.topic, record.offset) not in run.done]
-    run.assemble.reset()
-    run.assemble.restore(run.log[CLOSED])
-    for record in inputs:
-        run.assemble.fold(record)
+    run.take_over(*inputs)
     silence(run, 300.0)
     run.feed(BY_CONVERSATION)
     silence(run, 400.0)
@@ -120,8 +116,7 @@ def test_a_span_in_a_conversations_own_name_moves_none_of_it(forged: dict[str, s
         made = captured(KEY, name, conversation_key=KEY, trace_id=trace, parent_span_id=f"{2:016x}")
         spans = otlp(agent_span(trace, 1, "solver", **SAID), span(trace, 2, "POST", parent=1))
         if is_restarted:
-            run.assemble.reset()
-            run.assemble.restore(run.log[CLOSED])
+            run.take_over()
         items: list[Item] = [made, spans]
         run.feed(*(items[part] for part in parts))
         silence(run, start)
@@ -138,11 +133,7 @@ def test_a_call_that_goes_on_from_a_moved_trace_follows_it(is_restarted: bool) -
     first = captured(TRACE, "one")
     run.feed(otlp(agent_span(TRACE, 1, "solver", **SAID), llm(TRACE, 2, first.call_id, parent=1)), first)
     if is_restarted:
-        run.assemble.reset()
-        run.assemble.restore(run.log[CLOSED])
-        for record in run.log[BY_TOPIC]:
-            if record.key == KEY.encode():
-                run.assemble.fold(record)
+        run.take_over(*(record for record in run.log[BY_TOPIC] if record.key == KEY.encode()))
     run.feed(captured(TRACE, "two", conversation_key=TRACE, trace_id=None, parent_call_id=first.call_id))
     silence(run, 0.0)
     assert {id_: len(made) for id_, made in agents(run).items()} == {KEY: 2}

@@ -27,8 +27,7 @@ def closed(*records: LlmCall) -> Episode:
     """The episode of these records, closed by silence."""
     streams = Streams(config(select=ALL))
     streams.feed(*records)
-    streams.tick(0)
-    streams.tick(3_000)
+    streams.tick(0, 3_000)
     (written,) = streams.values(Topic.EPISODES)
     return EPISODES.decode(written)
 
@@ -64,8 +63,7 @@ def test_what_is_told_of_calls_is_no_call_and_takes_no_room_from_calls() -> None
     told: list[LlmCall] = [CallOpen(call_id=CALL.call_id, trace_id=TRACE), ended(CallOutcome.CLIENT_DISCONNECTED)]
     told += [ended(CallOutcome.SUPERSEDED), ended(CallOutcome.DELIVERED)]
     streams.feed(*told, CALL)
-    streams.tick(0)
-    streams.tick(3_000)
-    (episode,) = map(EPISODES.decode, streams.values(Topic.EPISODES))
+    streams.tick(0, 3_000)
+    episode = streams.episode
     assert [made.outcome for made in episode.calls] == [CallOutcome.SUPERSEDED]
     assert len(streams.values(Topic.DEAD_LETTERS)) == 1

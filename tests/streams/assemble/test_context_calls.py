@@ -8,7 +8,7 @@ import pytest
 
 from tests.consumers.audit.small_run import RING, memory_log
 from tests.schemas.released import UPSTREAM_CALL
-from tests.streams.assemble.test_links import KEY, OTHER, TRACE, captured, close, counted, episodes, streams
+from tests.streams.assemble.test_links import KEY, OTHER, TRACE, captured, close, episodes, streams
 from tests.streams.make import (
     RUN_HASH,
     TOPICS,
@@ -56,8 +56,7 @@ def test_an_agent_before_another_model_alone_has_an_episode(calls_first: bool) -
     close(run)
     later = answered("c")
     run.feed(later)
-    for now in range(300, 400, 20):
-        run.tick(float(now))
+    run.tick(*range(300, 400, 20))
     first, second = (episodes(run)[id_] for id_ in (TRACE, stretch_id(TRACE, later.call_id)))
     assert [(one.response_id, one.agent, one.joined_by) for one in first.context_calls] == [
         ("chatcmpl-a", "planner", "response_id"),
@@ -65,7 +64,7 @@ def test_an_agent_before_another_model_alone_has_an_episode(calls_first: bool) -
     ]
     assert [(one.model, one.status, one.sampled_tokens) for one in second.context_calls] == [("gpt-4o", 200, 34)]
     assert first.calls == second.calls == ()
-    assert counted(run.normalize, CONTEXT_CALLS) == 3
+    assert run.normalize.metrics.value(CONTEXT_CALLS) == 3
     report = audit(memory_log(run), TOPICS, RunHash(RUN_HASH), "policy", ring=RING)
     assert report.calls.terms == {} and report.missing == []
 
@@ -77,7 +76,7 @@ def test_it_goes_where_its_conversation_is() -> None:
     run.feed(answered("a", trace_id=OTHER, conversation_key=KEY, parent_span_id=f"{2:016x}"), own)
     run.feed(*(otlp(agent_span(trace, 1, "solver"), span(trace, 2, parent=1)) for trace in (TRACE, OTHER)))
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert [one.agent for one in episode.calls] == [one.agent for one in episode.context_calls] == ["solver"]
 
 
@@ -90,7 +89,7 @@ def test_a_span_that_another_models_call_is_in_tells_of_no_call_of_the_policys(p
     model = span(TRACE, 2, "chat", parent=1, gen_ai__operation__name="chat", gen_ai__output__messages=said)
     run.feed(otlp(agent_span(TRACE, 1, "planner"), model, span(TRACE, 3, parent=2), agent_span(TRACE, 4, "worker")))
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     expected = ("content", "planner") if parent is None else ("none", None)
     assert [(one.joined_by, one.agent) for one in episode.calls] == [expected]
     assert [one.agent for one in episode.context_calls] == [None if parent is None else "planner"]
@@ -103,6 +102,6 @@ def test_an_attempts_episode_closes_by_the_calls_of_its_policy() -> None:
     other = answered("a", rollout_id=own, attempt_id="a001", trace_id=own + "a001")
     run.append(Topic.LLM_CALLS, LLM_CALLS.encode(other), headers=signed_by(RUN_HASH))
     run.feed(made, otlp(llm_span(own + "a001", 1, "a")), closed(own, [made]), reward(own), event(own))
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert (episode.closed_by, len(episode.calls), len(episode.context_calls)) == ("complete", 1, 1)
     assert (episode.num_joined_by, episode.reward) == ({"response_id": 1}, 1.0)

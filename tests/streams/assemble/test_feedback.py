@@ -35,10 +35,8 @@ def episode_of(*items: Item, sources: tuple[str, ...] = ("feedback",)) -> Episod
     """The one episode of these."""
     streams = Streams(config(reward_sources=sources, select=SelectConfig(capture_all=True)))
     streams.feed(*items)
-    for now_s in (0.0, 100.0):
-        streams.tick(now_s)
-    (value,) = streams.values(Topic.EPISODES)
-    return EPISODES.decode(value)
+    streams.tick(0.0, 100.0)
+    return streams.episode
 
 
 def test_feedback_on_an_answer_or_a_tool_call_is_that_calls() -> None:
@@ -90,9 +88,8 @@ def test_feedback_on_a_trace_goes_with_it_to_its_conversation() -> None:
     spans = otlp(llm_span(trace, 1, "x", gen_ai__conversation__id="room 7"))
     streams = Streams(config(reward_sources=("feedback",), select=SelectConfig(capture_all=True)))
     streams.feed(spans, said(1.0, "k1", conversation_key=trace), call("x", None, [1], [2], trace_id=trace))
-    for now_s in range(0, 100, 20):
-        streams.tick(float(now_s))
-    (episode,) = (EPISODES.decode(value) for value in streams.values(Topic.EPISODES))
+    streams.tick(*range(0, 100, 20))
+    episode = streams.episode
     assert (episode.reward, len(episode.calls), episode.episode_id == trace) == (1.0, 1, False)
 
 
@@ -134,11 +131,9 @@ def test_what_counts_in_a_later_episode_is_not_late_for_the_one_before(trains: b
     """Else a receipt says late, and joined when the episode's marker is there. Where episodes wait it is for both."""
     streams = Streams(config(reward_sources=("feedback",), select=SelectConfig(capture_all=True, train=trains)))
     streams.feed(*CALLS)
-    for now_s in (0.0, 100.0):
-        streams.tick(now_s)
+    streams.tick(0.0, 100.0)
     streams.feed(call("z", None, [5], [6], trace_id="d" * 32, conversation_key=KEY), said(1.0, "k1"))
-    for now_s in (100.0, 200.0):
-        streams.tick(now_s)
+    streams.tick(100.0, 200.0)
     heard = {piece for value in streams.values(Topic.CLOSED_EPISODES) for piece in CLOSED.decode(value).heard}
     scores = [one for one in map(EPISODE_SCORES.decode, streams.values(Topic.EPISODE_SCORES)) if isinstance(one, Score)]
     assert (len(heard), len(scores)) == (1, 1 if trains else 0)
@@ -148,11 +143,9 @@ def test_feedback_on_nothing_that_was_ever_called_makes_no_episode() -> None:
     """Its key is remembered as closed, and a call that comes later is an episode all the same."""
     streams = Streams(config(reward_sources=("feedback",), select=SelectConfig(capture_all=True)))
     streams.feed(said(1.0, "k1"))
-    for now_s in (0.0, 100.0):
-        streams.tick(now_s)
+    streams.tick(0.0, 100.0)
     assert streams.values(Topic.EPISODES) == []
     streams.feed(*CALLS)
-    for now_s in (200.0, 300.0):
-        streams.tick(now_s)
-    (episode,) = (EPISODES.decode(value) for value in streams.values(Topic.EPISODES))
+    streams.tick(200.0, 300.0)
+    episode = streams.episode
     assert (len(episode.calls), episode.reward) == (2, None)

@@ -53,7 +53,7 @@ def test_ids_of_what_was_said_before_bring_a_trace_to_its_conversation(
     items: list[Item] = [ASKING, spans] if is_call_first else [spans, ASKING]
     run.feed(*items)
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert (episode.episode_id, episode.num_spans, len(episode.calls)) == (OTHER, 2, 1)
 
 

@@ -24,15 +24,13 @@ from tests.streams.make import (
     span,
     tool_span,
 )
-from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.ids import conversation_key, key_in, new_call, new_tool_call
-from tracegrad.schemas.metrics import FACTS_LATE, LINKS, SESSIONS_IGNORED, Counter
+from tracegrad.schemas.metrics import FACTS_LATE, LINKS, SESSIONS_IGNORED
 from tracegrad.schemas.records.calls import CallRecord, Purpose, ToolCall
-from tracegrad.schemas.records.episodes import CLOSED, EPISODES, Episode
+from tracegrad.schemas.records.episodes import CLOSED, Episode
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
-from tracegrad.streams.stage_fold import StageFold
 
 TRACE, OTHER = "ab" * 16, "cd" * 16
 KEY = conversation_key("c-17")
@@ -54,7 +52,7 @@ def captured(key: str, name: str, **changes: Any) -> CallRecord:
 
 def episodes(run: Streams) -> dict[str, Episode]:
     """Those emitted, by id."""
-    return {episode.episode_id: episode for episode in map(EPISODES.decode, run.values(Topic.EPISODES))}
+    return {episode.episode_id: episode for episode in run.episodes}
 
 
 def markers(run: Streams) -> dict[str, str]:
@@ -65,14 +63,7 @@ def markers(run: Streams) -> dict[str, str]:
 
 def close(run: Streams) -> None:
     """Lets everything fall silent, also what is forwarded meanwhile."""
-    for now in range(0, 200, 20):
-        run.tick(float(now))
-
-
-def counted(fold: Fold, metric: Counter, *labels: str) -> float:
-    """What a stage has counted."""
-    assert isinstance(fold, StageFold)
-    return fold.metrics.value(metric, *labels)
+    run.tick(*range(0, 200, 20))
 
 
 def llm(trace: str, span_id: int, response_id: str, **rest: Any) -> Any:
@@ -104,7 +95,7 @@ def test_a_trace_is_forwarded_to_the_conversation_that_it_names(
     run = streams()
     run.feed(*((the_call, spans) if calls_first else (spans, the_call)))
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert (episode.episode_id, [made.agent for made in episode.calls]) == (KEY, ["solver"])
     assert markers(run) == {TRACE: f"forwarded {KEY}", KEY: "emitted"}
     assert run.assemble.num_open == 0
@@ -121,11 +112,10 @@ def test_a_trace_goes_to_its_conversation_before_that_falls_silent() -> None:
     run.feed(captured(KEY, "none", conversation_key=KEY, trace_id=OTHER))
     run.tick(0.0)
     run.feed(BY_CONVERSATION, otlp(span(TRACE, 2, "POST", parent=1)))
-    for now in (3.0, 6.0, 9.0):
-        run.tick(now)
+    run.tick(3.0, 6.0, 9.0)
     assert markers(run) == {TRACE: f"forwarded {KEY}"}
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert len(episode.calls) == 2
 
 
@@ -143,7 +133,7 @@ def test_a_trace_that_is_whole_goes_at_once_and_what_comes_later_follows() -> No
     restarted.feed(otlp(span(TRACE, 3, "late", parent=1)))
     close(restarted)
     assert episodes(restarted)[KEY].num_spans == 3
-    assert counted(restarted.assemble, FACTS_LATE, "other") == 0
+    assert restarted.assemble.metrics.value(FACTS_LATE, "other") == 0
 
 
 def test_a_trace_that_names_two_keys_links_nothing() -> None:
@@ -153,7 +143,7 @@ def test_a_trace_that_names_two_keys_links_nothing() -> None:
     run.feed(otlp(agent_span(TRACE, 1, "solver"), llm(TRACE, 2, UNNAMED.call_id, parent=1)))
     close(run)
     assert {id_: len(episode.calls) for id_, episode in episodes(run).items()} == {KEY: 1, OTHER: 1, TRACE: 0}
-    assert counted(run.assemble, LINKS, "two_keys") == 1
+    assert run.assemble.metrics.value(LINKS, "two_keys") == 1
 
 
 def test_what_a_call_names_counts_more_than_what_a_span_says() -> None:
@@ -186,9 +176,9 @@ def test_an_id_that_no_call_bears_joins_nothing() -> None:
     run, forged = streams(), new_call(OTHER)
     run.feed(UNNAMED, otlp(agent_span(TRACE, 1, "intruder"), llm(TRACE, 2, forged, parent=1)))
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert (episode.episode_id, episode.num_spans, [made.agent for made in episode.calls]) == (OTHER, 0, [None])
-    assert counted(run.assemble, LINKS, "unknown_id") == 1
+    assert run.assemble.metrics.value(LINKS, "unknown_id") == 1
 
 
 def test_traces_that_name_each_other_hand_nothing_on_for_ever() -> None:
@@ -198,7 +188,7 @@ def test_traces_that_name_each_other_hand_nothing_on_for_ever() -> None:
     run.feed(otlp(span(TRACE, 2, "more", parent=1)))
     close(run)
     assert markers(run) == {TRACE: f"forwarded {OTHER}", OTHER: "unattributed"}
-    assert counted(run.assemble, FACTS_LATE, "other") == 0
+    assert run.assemble.metrics.value(FACTS_LATE, "other") == 0
     assert episodes(run) == {} and run.assemble.num_open == 0
 
 
@@ -212,7 +202,7 @@ def test_a_tool_in_another_trace_reaches_the_attempt_that_asked_for_it(is_known:
     run, made = streams(), call("a", r1, [1], [2], tool_calls=asked)
     run.feed(made, otlp(tool_span(TRACE, 1, gen_ai__tool__call__id=minted)))
     run.feed(closed(r1, [made]), reward(r1), event(r1))
-    (episode,) = episodes(run).values()
+    episode = run.episode
     tools = [(tool.tool_call_id, tool.is_proved) for made in episode.calls for tool in made.tools]
     assert tools == ([(minted, False)] if is_known else [])
     assert len(run.values(Topic.DEAD_LETTERS)) == (not is_known)
@@ -223,10 +213,10 @@ def test_a_session_id_with_many_open_traces_is_no_conversation() -> None:
     run = streams()
     traces = [f"{n:032x}" for n in range(1, 12)]
     run.feed(*(otlp(span(trace, 2, "step", parent=1, session__id="s")) for trace in traces))
-    assert counted(run.normalize, SESSIONS_IGNORED) == 3
+    assert run.normalize.metrics.value(SESSIONS_IGNORED) == 3
     run.feed(*(otlp(span(trace, 1, "root", session__id="s")) for trace in traces[:8]))
     run.feed(otlp(span(traces[8], 2, "step", parent=1, session__id="s")))
-    assert counted(run.normalize, SESSIONS_IGNORED) == 3
+    assert run.normalize.metrics.value(SESSIONS_IGNORED) == 3
 
 
 @settings(max_examples=60)
@@ -246,11 +236,9 @@ def test_any_order_and_duplicates_give_one_episode(order: list[int], again: list
     for number, item in enumerate([*order, *again]):
         run.feed(items[item])
         if number == pause:
-            run.tick(0.0)
-            run.tick(15.0)
-    for now in range(100, 500, 20):
-        run.tick(float(now))
-    (episode,) = episodes(run).values()
+            run.tick(0.0, 15.0)
+    run.tick(*range(100, 500, 20))
+    episode = run.episode
     assert (episode.episode_id, episode.num_spans) == (KEY, 4)
     assert [made.agent for made in episode.calls] == ["solver", "solver"]
 
@@ -316,11 +304,10 @@ def test_spans_that_came_first_lose_no_call(spans: Any, key: str) -> None:
     named = {"conversation_key": KEY} if key == KEY else {}
     run.feed(captured(key, "one", **named), captured(key, "two", **named))
     run.feed(otlp(agent_span(OTHER, 3, "x", gen_ai__conversation__id="c-17")))
-    for now in range(300, 500, 20):
-        run.tick(float(now))
+    run.tick(*range(300, 500, 20))
     made = [episode for episode in episodes(run).values() if episode.calls]
     assert sum(len(episode.calls) for episode in made) == 2
-    assert counted(run.assemble, FACTS_LATE, "calls") == 0
+    assert run.assemble.metrics.value(FACTS_LATE, "calls") == 0
 
 
 def test_what_follows_a_trace_to_an_attempt_joins_it_too() -> None:

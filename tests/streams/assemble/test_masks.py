@@ -9,16 +9,9 @@ import pytest
 
 from tests.streams.make import Streams, call, closed, config, event, reward, rollout
 from tracegrad.schemas.records.calls import CallOutcome
-from tracegrad.schemas.records.episodes import EPISODES, Episode
-from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
 R1 = rollout(1)
-
-
-def episodes(streams: Streams) -> list[Episode]:
-    """What was emitted."""
-    return [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +34,7 @@ def test_calls_that_leave_the_loss_say_why(changes: dict[str, Any], outcome: Cal
     made = call("a", R1, [1], [2], **changes)
     streams = Streams(config())
     streams.feed(made, closed(R1, [made], a=outcome), reward(R1), event(R1))
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert [(c.masked, c.outcome) for c in episode.calls] == [(masked, outcome)]
 
 
@@ -52,5 +45,5 @@ def test_answers_cut_at_the_limit_train_where_the_run_says_so(truncated: Any, ma
     calls[1] = msgspec.structs.replace(calls[1], is_constrained=True)
     streams = Streams(config(select=SelectConfig(truncated=truncated)))
     streams.feed(*calls, closed(R1, calls), reward(R1), event(R1))
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert [c.masked for c in episode.calls] == [masked, "constrained"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from tests.streams.make import Streams, call, call_id, closed, event, reward, rollout
-from tracegrad.schemas.records.episodes import EPISODES
-from tracegrad.schemas.records.transitions import decode_group
-from tracegrad.schemas.topics import Topic
 
 R1 = rollout(1)
 
@@ -20,8 +17,8 @@ def test_a_call_whose_parent_is_not_here_leaves_the_loss_alone() -> None:
     ]
     streams = Streams()
     streams.feed(*calls, closed(R1, calls), reward(R1), event(R1))
-    (episode,) = map(EPISODES.decode, streams.values(Topic.EPISODES))
+    episode = streams.episode
     assert [made.masked for made in episode.calls] == ["", "missing_parent", "missing_parent", ""]
-    summary, (row,) = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    summary, (row,) = streams.groups[0]
     assert [turn.call_id for turn in row.turns] == [calls[0].call_id, calls[3].call_id]
     assert [member.excluded for member in summary.members] == [""]

@@ -39,7 +39,7 @@ def test_calls_of_several_keys_come_to_the_trace_that_tells_of_them(order: tuple
     run = streams()
     run.feed(*(PARTS[number] for number in order))
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert episode.num_spans == 5
     agents = {made.call_id: made.agent for made in episode.calls}
     assert agents == {FIRST.call_id: "planner", SECOND.call_id: "expert"}
@@ -62,7 +62,7 @@ def test_each_further_key_is_asked_as_the_first_two_were(items: list[Item]) -> N
     run = streams()
     run.feed(*items)
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert {made.call_id for made in episode.calls} == {one.call_id for one in SAID}
 
 
@@ -95,7 +95,7 @@ def test_in_streams_the_ids_of_tool_calls_bring_the_calls() -> None:
     run = streams()
     run.feed(*asked, HTTP, otlp(agent_span(TRACE, 1, "planner"), *spans))
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert [made.call_id for made in episode.calls] == [SECOND.call_id, FIRST.call_id]
     assert [(made.agent, made.joined_by) for made in episode.calls] == [("planner", "content")] * 2
 
@@ -130,7 +130,7 @@ def test_executions_bring_the_calls_whose_models_spans_repeat_nothing() -> None:
     run = streams()
     run.feed(*asked, otlp(agent_span(TRACE, 1, "planner"), *ran))
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert {(made.agent, made.joined_by) for made in episode.calls} == {("planner", "tool_call_id")}
     assert [len(made.tools) for made in episode.calls] == [1, 1]
 
@@ -144,7 +144,7 @@ def test_a_hundred_and_thirty_keys_come_to_one_trace(is_spans_first: bool) -> No
     run = streams()
     run.feed(*([*spans, root, *said] if is_spans_first else [root, *said, *spans]))
     close(run)
-    (episode,) = episodes(run).values()
+    episode = run.episode
     assert (len(episode.calls), episode.are_links_cut) == (130, False)
 
 
@@ -166,11 +166,11 @@ def test_a_trace_that_names_too_many_says_so() -> None:
     ids = [new_call(f"{number:032x}") for number in range(1, MAX_LINKS + 30)]
     run = streams()
     run.feed(otlp(*(llm(TRACE, 2 + number, one, parent=1) for number, one in enumerate(ids[:1010]))))
-    assert run.normalize.metrics.value(LINKS, "left_out") == 10  # type: ignore[attr-defined]
+    assert run.normalize.metrics.value(LINKS, "left_out") == 10
     run.feed(
         otlp(
             agent_span(TRACE, 1, "planner"), *(llm(TRACE, 2000 + n, one, parent=1) for n, one in enumerate(ids[1010:]))
         )
     )
     close(run)
-    assert run.assemble.metrics.value(LINKS, "too_many") == 1  # type: ignore[attr-defined]
+    assert run.assemble.metrics.value(LINKS, "too_many") == 1

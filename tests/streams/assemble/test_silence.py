@@ -17,10 +17,8 @@ from tests.streams.make import Streams, call, config, otlp, span
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.metrics import PROPOSALS_VOID
 from tracegrad.schemas.records.calls import CallEnded, CallOpen, CallRecord
-from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Fact, SpanFact
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.fold import Assemble
 from tracegrad.streams.assemble.open_episode import OpenEpisode
 from tracegrad.streams.config import SelectConfig, ServiceConfig
 
@@ -45,11 +43,6 @@ def captured(**changes: Any) -> Streams:
     return Streams(config(select=SelectConfig(capture_all=True), **changes))
 
 
-def episodes(streams: Streams) -> list[Episode]:
-    """Those that have closed."""
-    return [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
-
-
 def in_trace(name: str, **changes: Any) -> CallRecord:
     """A captured call."""
     return call(name, None, [1], [2], trace_id=TRACE, **changes)
@@ -71,11 +64,11 @@ def test_a_step_longer_than_the_silence_cuts_nothing(is_remote: bool) -> None:
                 pass
             for second in range(12):
                 streams.tick(20 * step + second)
-    assert episodes(streams) == []
+    assert streams.episodes == []
     for second in (40, 49, 50):
-        assert episodes(streams) == []
+        assert streams.episodes == []
         streams.tick(second)
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert (episode.closed_by, episode.num_spans) == ("idle", 3)
 
 
@@ -85,13 +78,11 @@ def test_a_call_in_flight_is_no_silence() -> None:
     for end in (in_trace("b"), CallEnded(call_id=opened.call_id, trace_id=TRACE, reason="UnavailableError")):
         streams = captured()
         streams.feed(in_trace("a"), opened)
-        for second in range(0, 100, 5):
-            streams.tick(second)
-        assert episodes(streams) == []
+        streams.tick(*range(0, 100, 5))
+        assert streams.episodes == []
         streams.feed(end)
-        streams.tick(100)
-        streams.tick(110)
-        (episode,) = episodes(streams)
+        streams.tick(100, 110)
+        episode = streams.episode
         assert (episode.closed_by, len(episode.calls)) == ("idle", 1 + isinstance(end, CallRecord))
 
 
@@ -102,9 +93,9 @@ def test_what_never_ends_closes_at_its_deadline() -> None:
     for second in range(0, 100, 5):
         streams.tick(second)
         streams.feed(otlp(span(TRACE, second + 1)))
-    assert episodes(streams) == []
+    assert streams.episodes == []
     streams.tick(100)
-    (episode,) = episodes(streams)
+    episode = streams.episode
     assert (episode.closed_by, episode.num_spans) == ("deadline", 20)
 
 
@@ -114,11 +105,10 @@ def test_a_service_has_times_of_its_own() -> None:
     for names, seconds in ((["bot", "slow"], 60), (["slow"], 30), (["other"], 10), (["other", "slow"], 30)):
         streams = captured(services=services, captured_deadline_s=1000.0)
         streams.feed(in_trace("a"), *(otlp(span(TRACE, n + 1), service=name) for n, name in enumerate(names)))
-        streams.tick(0)
-        streams.tick(seconds - 1)
-        assert len(episodes(streams)) == (names == ["bot", "slow"])
+        streams.tick(0, seconds - 1)
+        assert len(streams.episodes) == (names == ["bot", "slow"])
         streams.tick(seconds)
-        assert len(episodes(streams)) == 1
+        assert len(streams.episodes) == 1
 
 
 def test_silence_that_was_none_is_void() -> None:
@@ -126,12 +116,10 @@ def test_silence_that_was_none_is_void() -> None:
     streams = captured()
     streams.feed(in_trace("a"), in_trace("b"))
     streams.append(Topic.EPISODE_EVENTS, EPISODE_EVENTS.encode(Close(episode_id=TRACE, reason="idle", num_records=1)))
-    assert episodes(streams) == []
-    assert isinstance(streams.assemble, Assemble)
+    assert streams.episodes == []
     assert streams.assemble.metrics.value(PROPOSALS_VOID) == 1
-    streams.tick(0)
-    streams.tick(10)
-    assert [len(episode.calls) for episode in episodes(streams)] == [2]
+    streams.tick(0, 10)
+    assert [len(episode.calls) for episode in streams.episodes] == [2]
 
 
 FACTS = st.lists(

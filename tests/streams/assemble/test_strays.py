@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.streams.assemble.test_assemble import episodes, markers
+from tests.streams.assemble.test_assemble import markers
 from tests.streams.make import RUN_HASH, Streams, agent_span, call, closed, config, event, otlp, reward, rollout
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
@@ -39,9 +39,9 @@ def test_a_flood_of_traces_costs_no_rollout_a_fact(num_traces: int, bounds: dict
     streams.feed(flood(num_traces - num_traces // 2, num_traces // 2), *(started if is_early else spans))
     for name in rollouts:
         streams.feed(closed(name, [calls[name]]), reward(name), event(name))
-    assert {episode.rollout_id for episode in episodes(streams)} == set(rollouts)
-    assert [(episode.closed_by, len(episode.calls)) for episode in episodes(streams)] == [("complete", 1)] * _NUM_GOOD
-    assert {episode.services for episode in episodes(streams)} == {("agent",)}
+    assert {episode.rollout_id for episode in streams.episodes} == set(rollouts)
+    assert [(episode.closed_by, len(episode.calls)) for episode in streams.episodes] == [("complete", 1)] * _NUM_GOOD
+    assert {episode.services for episode in streams.episodes} == {("agent",)}
     assert not streams.log.get(Topic.DEAD_LETTERS)
 
 
@@ -56,17 +56,16 @@ def test_early_spans_outlast_a_flood_without_a_credential() -> None:
     for name in rollouts:
         streams.feed(event(name, RolloutState.STARTED), calls[name], closed(name, [calls[name]]))
         streams.feed(reward(name), event(name, spans_exported=1))
-    assert [episode.services for episode in episodes(streams)] == [("agent",)] * _NUM_GOOD
+    assert [episode.services for episode in streams.episodes] == [("agent",)] * _NUM_GOOD
 
 
 def test_strays_end_without_a_trace() -> None:
     """No close, no marker; their inputs are done, so that a restart need not read them again."""
     streams = Streams(config(orphan_s=600.0))
     streams.feed(flood(50))
-    streams.tick(0.0)
-    streams.tick(600.0)
+    streams.tick(0.0, 600.0)
     streams.feed(event(rollout(1), RolloutState.STARTED))
-    assert (episodes(streams), markers(streams), streams.assemble.num_open) == ([], [], 1)
+    assert (streams.episodes, markers(streams), streams.assemble.num_open) == ([], [], 1)
     num_facts = sum(b"x" in value for value in streams.values(Topic.EPISODE_EVENTS)[:50])
     assert len([place for place in streams.done if place[0].endswith("episode_events")]) == num_facts == 50
 
@@ -75,9 +74,8 @@ def test_selected_strays_close_by_a_record() -> None:
     """`[select]` shows them, so they end as every episode does."""
     streams = Streams(config(idle_s=10.0, select=SelectConfig(capture_all=True)))
     streams.feed(otlp(agent_span("cd" * 16, 1, "helper")))
-    streams.tick(0.0)
-    streams.tick(10.0)
-    assert [(episode.episode_id, episode.closed_by) for episode in episodes(streams)] == [("cd" * 16, "idle")]
+    streams.tick(0.0, 10.0)
+    assert [(episode.episode_id, episode.closed_by) for episode in streams.episodes] == [("cd" * 16, "idle")]
 
 
 def test_strays_are_bounded() -> None:

@@ -12,7 +12,7 @@ from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, call
 from tracegrad.consumers.audit.account import audit
 from tracegrad.schemas.ids import RunHash, conversation_key, stretch_id
 from tracegrad.schemas.records.calls import CallRecord, Purpose
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
@@ -35,18 +35,13 @@ def silence(run: Streams, start: float = 0.0) -> None:
         run.tick(start + 20.0 * step)
 
 
-def episodes(run: Streams) -> list[Episode]:
-    """Those emitted, in their order."""
-    return [EPISODES.decode(value) for value in run.values(Topic.EPISODES)]
-
-
 def test_a_later_request_makes_the_next_episode() -> None:
     """Named by key and first call; a third follows the second. Each says which conversation it is of."""
     run = streams()
     for number, names in enumerate((["a", "b"], ["c"], ["d", "e"])):
         run.feed(*map(captured, names))
         silence(run, 100.0 * number)
-    found = episodes(run)
+    found = run.episodes
     assert [episode.episode_id for episode in found] == [
         KEY,
         stretch_id(KEY, call_id("c")),
@@ -70,7 +65,7 @@ def test_what_an_episode_held_makes_no_next_one() -> None:
             run.append(Topic.EPISODE_EVENTS, record.value, record.key)
         run.feed(captured("c"))
     silence(run, 100.0)
-    assert [len(episode.calls) for episode in episodes(run)] == [2, 1]
+    assert [len(episode.calls) for episode in run.episodes] == [2, 1]
     assert run.assemble.num_open == 0
 
 
@@ -86,7 +81,7 @@ def test_spans_alone_make_no_next_episode_but_join_one_that_is_open() -> None:
     run.feed(captured("b", trace_id=later, parent_span_id=f"{2:016x}"))
     run.feed(otlp(span(later, 2, "POST", parent=1), agent_span(later, 1, "solver")))
     silence(run, 100.0)
-    assert [[made.agent for made in episode.calls] for episode in episodes(run)] == [["solver"], ["solver"]]
+    assert [[made.agent for made in episode.calls] for episode in run.episodes] == [["solver"], ["solver"]]
 
 
 def test_an_episode_that_is_open_is_open_in_the_account() -> None:
@@ -115,10 +110,7 @@ def test_a_restart_goes_on_where_it_was(pauses: list[bool], restart: int) -> Non
                     for record in run.log.get(Topic.EPISODE_EVENTS, [])
                     if (record.topic, record.offset) not in run.done
                 ]
-                run.assemble.reset()
-                run.assemble.restore(run.log.get(Topic.CLOSED_EPISODES, []))
-                for record in open_inputs:
-                    run.assemble.fold(record)
+                run.take_over(*open_inputs)
             run.feed(captured(f"n{number}"))
             if pause:
                 silence(run, 100.0 * number)

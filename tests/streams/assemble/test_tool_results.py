@@ -8,8 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.streams.make import Streams, call, closed, config, event, llm_span, otlp, reward, rollout, span, tool_span
 from tracegrad.schemas.records.calls import ToolCall
-from tracegrad.schemas.records.episodes import EPISODES, EpisodeCall, ToolExecution
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.records.episodes import EpisodeCall, ToolExecution
 
 OWN = rollout(1)
 TRACE = OWN + "a001"
@@ -26,8 +25,7 @@ def calls_of(*spans: Span, **changes: Any) -> tuple[EpisodeCall, ...]:
     models = [llm_span(TRACE, 50 + number, f"c{number}", at=number + 1) for number in range(2)]
     streams.feed(*made, otlp(*models, *spans, is_counted=True), closed(OWN, made), reward(OWN))
     streams.feed(event(OWN, spans_exported=2 + len(spans), spans_marked=True))
-    (value,) = streams.values(Topic.EPISODES)
-    return EPISODES.decode(value).calls
+    return streams.episode.calls
 
 
 def execution(*below: Span, **fields: Any) -> ToolExecution:

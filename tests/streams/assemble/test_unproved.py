@@ -28,7 +28,7 @@ from tests.streams.make import (
 )
 from tracegrad.schemas.credentials import Holder, attempt_holder, new_host
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirRule
@@ -56,8 +56,7 @@ ENDS: list[Item] = [*CALLS, closed(R1, CALLS), reward(R1)]
 
 def episode_of(streams: Streams) -> Episode:
     """The one that closed."""
-    (value,) = streams.values(Topic.EPISODES)
-    return EPISODES.decode(value)
+    return streams.episode
 
 
 def paid(episode: Episode) -> list[float]:
@@ -83,8 +82,7 @@ def test_air_pays_what_the_attempts_own_agent_sent(holder: Holder, host: Holder 
     for number in range(1 if is_own else NUM_TRIES):
         streams.feed(ran(number + 2, "one"), holder=holder)
     streams.feed(*ENDS, event(R1, host=host, spans_exported=None))
-    for now in (0.0, 2.0):
-        streams.tick(now)
+    streams.tick(0.0, 2.0)
     episode = episode_of(streams)
     num_spans = 1 if is_own else NUM_TRIES
     assert paid(episode) == ([0.5] if is_own else [])
@@ -147,8 +145,7 @@ def test_names_that_nobody_else_tells_are_taken() -> None:
     streams = Streams(config(air=RULES, deadline_s=1.0))
     streams.append(Topic.OTLP_SPANS, otlp(agent_span(OWN, 9, "planner"), ASKED))
     streams.feed(*ENDS, event(R1, host=None, spans_exported=None))
-    for now in (0.0, 2.0):
-        streams.tick(now)
+    streams.tick(0.0, 2.0)
     assert [(call.agent, call.joined_by) for call in episode_of(streams).calls] == [("planner", "response_id")]
 
 
@@ -171,7 +168,6 @@ def test_an_episode_of_no_runner_pays_as_ever() -> None:
     tool = tool_span(trace, 2, at=5, gen_ai__tool__call__id="call_one", status=1)
     streams.feed(captured)
     streams.append(Topic.OTLP_SPANS, otlp(tool))
-    for now in (0.0, 20.0):
-        streams.tick(now)
+    streams.tick(0.0, 20.0)
     episode = episode_of(streams)
     assert (paid(episode), episode.num_unproved_spans, RUN_HASH in trace) == ([0.5], 0, False)

@@ -54,7 +54,7 @@ class Run:
     @property
     def num_late(self) -> float:
         """Pieces of feedback."""
-        return self.streams.credit.metrics.value(FEEDBACK_LATE)  # type: ignore[attr-defined,no-any-return]
+        return self.streams.credit.metrics.value(FEEDBACK_LATE)
 
     def undone(self) -> list[str]:
         """Inputs of credit that are not done."""
@@ -316,7 +316,7 @@ def test_late_feedback_takes_no_room_from_what_is_closed() -> None:
         run.feed(said(1.0, f"late-{number}"))
         run.wait(80)
     credit = run.streams.credit
-    assert (len(run.groups()), credit.metrics.value(FEEDBACK_LATE)) == (1, 5)  # type: ignore[attr-defined]
+    assert (len(run.groups()), credit.metrics.value(FEEDBACK_LATE)) == (1, 5)
     credit.reset()
     credit.restore(run.streams.log[Topic.CLOSED_GROUPS])
     (again,) = run.streams.log[Topic.EPISODES]

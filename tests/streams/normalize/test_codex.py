@@ -14,7 +14,6 @@ from tests.streams.make import Streams, call, closed, config, event, otlp, pairs
 from tests.streams.normalize.test_dialects import TRACE, read
 from tracegrad.schemas.ids import new_tool_call
 from tracegrad.schemas.records.calls import CallRecord, ToolCall
-from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.facts import SpanKind, ToolStatus
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
@@ -85,7 +84,7 @@ def test_a_log_record_of_no_trace_joins_the_call_that_asked(said: dict[str, Any]
         run.append(Topic.OTLP_LOGS, value)
     run.feed(asking())
     close(run)
-    (episode,) = map(EPISODES.decode, run.values(Topic.EPISODES))
+    episode = run.episode
     ((tool,),) = (made.tools for made in episode.calls)
     assert (episode.num_tools, tool.tool_call_id, tool.status, tool.result) == (1, ASKED, status, said["output"])
 
@@ -98,7 +97,7 @@ def test_of_a_rollout_it_is_placed_by_its_resource() -> None:
     value = log(RESULT, **identity)
     run.append(Topic.OTLP_LOGS, value, headers=signed_by(config().run_hash))
     run.feed(made, closed(own, [made]), reward(own), event(own))
-    (episode,) = map(EPISODES.decode, run.values(Topic.EPISODES))
+    episode = run.episode
     assert [tool.tool_call_id for tool in episode.calls[0].tools] == [ASKED]
 
 
@@ -108,7 +107,7 @@ def test_the_log_record_and_the_event_are_one_execution() -> None:
     run.append(Topic.OTLP_LOGS, log({**RESULT, "output": "a.txt"}, trace=TRACE, parent=1))
     run.feed(otlp(at_work(result=RESULT)), asking())
     close(run)
-    (episode,) = map(EPISODES.decode, run.values(Topic.EPISODES))
+    episode = run.episode
     ((tool,),) = (made.tools for made in episode.calls)
     assert (episode.num_tools, tool.status, tool.result) == (1, ToolStatus.SUCCEEDED, "a.txt")
 

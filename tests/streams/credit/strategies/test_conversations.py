@@ -23,7 +23,6 @@ from tests.streams.make import (
 )
 from tracegrad.schemas.metrics import CREDIT_EPISODES
 from tracegrad.schemas.records.calls import Purpose, SamplingParameters
-from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
@@ -58,8 +57,7 @@ def folded(
     select = SelectConfig(capture_all=True, train=train, unscored=unscored)
     streams = Streams(config(reward_sources=sources, select=select, **changes))
     streams.feed(*items)
-    for now_s in (0.0, 100.0):
-        streams.tick(now_s)
+    streams.tick(0.0, 100.0)
     return streams
 
 
@@ -115,7 +113,7 @@ def test_air_pays_in_rated_conversations_only() -> None:
     calls = conversation(*TURNS[:2], tool_calls=asked)
     unrated = folded(spans, *calls, air=rule)
     assert unrated.values(Topic.TRANSITIONS) == []
-    assert unrated.credit.metrics.value(CREDIT_EPISODES, "unscored") == 1  # type: ignore[attr-defined]
+    assert unrated.credit.metrics.value(CREDIT_EPISODES, "unscored") == 1
     _, rows = group_of(spans, *calls, said(0.5, "k1"), air=rule)
     assert returns(rows) == [0.75, 0.5]
     summary, rows = group_of(spans, *calls, air=rule, unscored="air")
@@ -164,7 +162,7 @@ def test_a_held_out_rollout_is_no_conversation_whatever_is_said_of_it(is_late: b
         both.feed(rating)
         both.tick(300.0)
     assert both.values(Topic.TRANSITIONS) == alone.values(Topic.TRANSITIONS) != []
-    found = {episode.purpose: episode for episode in map(EPISODES.decode, both.values(Topic.EPISODES))}
+    found = {episode.purpose: episode for episode in both.episodes}
     assert len(both.values(Topic.EPISODES)) == 2
     assert (found[Purpose.VALIDATION].reward, found[Purpose.UNKNOWN].reward) == (1.0, 0.5)
     assert not both.values(Topic.DEAD_LETTERS)
