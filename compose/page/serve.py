@@ -12,7 +12,7 @@ import logging
 import threading
 
 from tracegrad.consumers.page.app import make_app
-from tracegrad.consumers.page.board import Board, MetricsTarget, RunInfo, RunServices
+from tracegrad.consumers.page.board import Board, RunInfo
 from tracegrad.consumers.page.board_reader import BoardReader
 from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
@@ -57,16 +57,8 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         refusal=ring.refusal,
         pieces=pieces_of(wiring),
         explain=explain_by(wiring),
-        services=_services(wiring, is_live=is_live),
-    )
-
-
-def _services(wiring: Wiring, *, is_live: bool) -> RunServices:
-    """What the views ask for beside topics."""
-    run_dir = wiring.run_dir
-    return RunServices(
-        targets=lambda: [MetricsTarget(*one) for one in announced(run_dir.metrics, wiring.record.name)],
-        scrape=scrape_line(run_dir.metrics, wiring.record.name),
+        targets=lambda: announced(wiring.run_dir.metrics, wiring.record.name),
+        scrape=scrape_line(wiring.run_dir.metrics, wiring.record.name),
         rater=rater_of(wiring) if is_live else None,
     )
 

@@ -112,28 +112,6 @@ class Rater(NamedTuple):
     """What became of what was said under a key; none: nothing was. Blocks. Raises UnavailableError."""
 
 
-class MetricsTarget(NamedTuple):
-    """Where a process's metrics are."""
-
-    process: str
-    url: str
-
-
-class RunServices(NamedTuple):
-    """What compose does for the page, which rooms do not know: the run's rewards gateway, where its metrics are."""
-
-    targets: Callable[[], Sequence[MetricsTarget]] = tuple
-    """Where the metrics of the run's processes are now."""
-    scrape: str = ""
-    """What Prometheus' settings need to find them, at each start anew."""
-    rater: Rater | None = None
-    """Takes scores; None: the run takes no feedback."""
-
-
-_NO_SERVICES = RunServices()
-"""Of a page beside which nothing is."""
-
-
 class Board:
     """One run's. Folded by one thread, read by any under `lock`."""
 
@@ -160,7 +138,9 @@ class Board:
         refusal: Callable[[Topic, Record], str | None] = lambda topic, record: None,
         pieces: Callable[[Sequence[int]], list[str]] | None = None,
         explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
-        services: RunServices = _NO_SERVICES,
+        targets: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        scrape: str = "",
+        rater: Rater | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -169,12 +149,14 @@ class Board:
             refusal: why a record is left out; None: it is not.
             pieces: token ids to the text of each, by the policy's tokenizer, if one is at hand.
             explain: an episode, and what was said behind its close, to what its calls are worth by the run's rules.
+            targets: (process, URL) of the metrics of the run's processes now.
+            scrape: what Prometheus' settings need to find them, at each start anew.
+            rater: takes scores; None: the run takes no feedback.
         """
         self.about, self.topics, self.state = about, topics, state
         self.opened, self.raw, self.refusal = log, raw, refusal
         self.pieces, self.explain = pieces, explain
-        self.targets, self.scrape = services.targets, services.scrape
-        self.rater = services.rater
+        self.targets, self.scrape, self.rater = targets, scrape, rater
         self.lock = threading.RLock()
         self.running: BoundedMap[str, int] = BoundedMap(_RUNNING)
         """Attempt at work -> when it began, unix ms."""

@@ -7,7 +7,7 @@ its folder; a sum is green only when both sides were counted apart. Failure: non
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -43,10 +43,9 @@ ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
 _PUBLIC = {spec.topic for spec in REGISTRY if spec.public}
 
 
-class AccountSum(NamedTuple):
+class AccountSum(msgspec.Struct, frozen=True):
     """An identity of the accounts."""
 
-    what: str
     total: int
     terms: dict[str, int]
 
@@ -59,16 +58,10 @@ class AccountSum(NamedTuple):
 class AuditSummary(msgspec.Struct, frozen=True):
     """What is read of a run's audit.json."""
 
-    class Unit(msgspec.Struct, frozen=True):
-        """A line of the accounting."""
-
-        total: int
-        terms: dict[str, int]
-
-    calls: Unit
-    episodes: Unit
-    groups: Unit
-    feedback: Unit
+    calls: AccountSum
+    episodes: AccountSum
+    groups: AccountSum
+    feedback: AccountSum
     num_missing: int
 
 
@@ -95,22 +88,22 @@ def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
             "sums": sums_of(newest, counts.get(Topic.TRANSITIONS), board.begin_of(Topic.TRANSITIONS)),
             "targets": targets,
             "scrape": board.scrape,
-            "audited": [] if audited is None or board.about.is_live else _audited_sums(audited),
+            "audited": {} if audited is None or board.about.is_live else _audited_sums(audited),
             "num_missing": audited.num_missing if audited else 0,
         }
 
 
-def sums_of(newest: TrainingStep | None, transitions: TopicCount | None, begin: int) -> list[AccountSum]:
+def sums_of(newest: TrainingStep | None, transitions: TopicCount | None, begin: int) -> dict[str, AccountSum]:
     """What the topics tell of groups by themselves: the trainer's ledger, and where it stands on `transitions`."""
     if newest is None:
-        return []
+        return {}
     accounting = newest.accounting
     excluded = {f"excluded: {reason}": num for reason, num in sorted(accounting.excluded.items())}
-    sums = [AccountSum("groups consumed", accounting.consumed, {"trained": accounting.trained, **excluded})]
+    sums = {"groups consumed": AccountSum(accounting.consumed, {"trained": accounting.trained, **excluded})}
     if transitions is not None:
         waiting = max(0, transitions.num + begin - newest.next_offset)
         terms = {"consumed": accounting.consumed, "read again": accounting.duplicates, "waiting": waiting}
-        sums.append(AccountSum("groups on transitions", transitions.num + begin, terms))
+        sums["groups on transitions"] = AccountSum(transitions.num + begin, terms)
     return sums
 
 
@@ -122,13 +115,9 @@ def audited_of(folder: Path) -> AuditSummary | None:
         return None
 
 
-def _audited_sums(audited: AuditSummary) -> list[AccountSum]:
-    units = (("calls", audited.calls), ("episodes", audited.episodes), ("groups", audited.groups))
-    return [
-        AccountSum(what, unit.total, unit.terms)
-        for what, unit in (*units, ("feedback", audited.feedback))
-        if unit.total
-    ]
+def _audited_sums(audited: AuditSummary) -> dict[str, AccountSum]:
+    units = {what: getattr(audited, what) for what in ("calls", "episodes", "groups", "feedback")}
+    return {what: unit for what, unit in units.items() if unit.total}
 
 
 def _is_of(process: str, names: tuple[str, ...]) -> bool:

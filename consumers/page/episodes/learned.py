@@ -9,24 +9,21 @@ for a task that was never held out; a record that is gone is said to be.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import Episode
 
 from ..board import Board, ViewQuery
 from ..view import View
-from .records import facts_of, read_episodes
+from .records import EpisodeRecord, facts_of, read_episodes
 from .transcript import CallTranscript, Pieces, call_transcripts
 
 _MAX_ATTEMPTS = 200_000
 _MAX_TASKS = 500
-Records = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Episode] | None]
-"""Facts of attempts -> their records by episode, as far as they are there; None: no log was there to ask. Blocks."""
 
 
 class HeldOutAttempt(NamedTuple):
@@ -125,33 +122,37 @@ def _shows(task: HeldOutTask) -> tuple[float, int, int, str]:
     return task.gain, task.num_better, task.last.calls + task.last.tools, task.task
 
 
-def learned_task(
-    connection: sqlite3.Connection, task: str | None = None, *, records: Records, pieces: Pieces | None = None
-) -> LearnedTask | None:
-    """The view of a task, or of the one that shows most; None: no task was held out yet, or none has ended. Blocks.
-    Raises RequestError. `pieces`: the policy's tokenizer."""
-    tasks = tasks_of(connection)
-    if not tasks:
-        return None
-    chosen = next((one for one in tasks if one.task == task), None) if task is not None else tasks[0]
-    if chosen is None:
-        raise RequestError(
-            f"no task {task!r} was held out in this run; Learned, without ?task=, offers those that were", status=404
-        )
-    ends = [facts_of(connection, one.episode) for one in (chosen.first, chosen.last)[: len(chosen.tries)]]
-    episodes = records(ends)
-    shown = [_transcript(facts, (episodes or {}).get(facts["episode"]), pieces) for facts in ends]
+def learned_of(board: Board, ask: ViewQuery) -> LearnedTask | None:
+    """The view of the task that the URL names, or of the one that shows most; None: no task was held out yet, or none
+    has ended. Blocks. Raises RequestError."""
+    if board.about.replays is not None:
+        return None  # the attempts are those of the source's policy
+    with board.index() as connection:
+        tasks, task = tasks_of(connection), ask.query.get("task")
+        if not tasks:
+            return None
+        chosen = next((one for one in tasks if one.task == task), None) if task is not None else tasks[0]
+        if chosen is None:
+            raise RequestError(
+                f"no task {task!r} was held out in this run; Learned, without ?task=, offers those that were",
+                status=404,
+            )
+        ends = [facts_of(connection, one.episode) for one in (chosen.first, chosen.last)[: len(chosen.tries)]]
+        versions = _versions(connection, chosen.tries)
+    log = board.log
+    episodes = read_episodes(log, board.topics, ends) if log is not None else {}
+    shown = [_transcript(facts, episodes.get(facts["episode"]), board.pieces) for facts in ends]
     return LearnedTask(
         task=chosen,
         first=shown[0],
         last=shown[1] if shown[1:] else None,
         changes=list(_changes(*shown)) if shown[1:] else [],
-        versions=_versions(connection, chosen.tries),
+        versions=versions,
         before=_totals([one.first for one in tasks], tasks),
         after=_totals([one.last for one in tasks], tasks),
         others=tasks[:_MAX_TASKS],
         num_others=len(tasks),
-        is_read=episodes is not None,
+        is_read=log is not None,
     )
 
 
@@ -179,8 +180,8 @@ def _versions(connection: sqlite3.Connection, tries: Sequence[HeldOutAttempt]) -
     ).fetchall()
 
 
-def _transcript(facts: Mapping[str, Any], episode: Episode | None, pieces: Pieces | None) -> AttemptTranscript:
-    calls = call_transcripts(episode, pieces) if episode is not None else []
+def _transcript(facts: Mapping[str, Any], read: EpisodeRecord | None, pieces: Pieces | None) -> AttemptTranscript:
+    calls = call_transcripts(read.episode, pieces) if read is not None else []
     return AttemptTranscript(facts, calls, facts["calls"] - len(calls))
 
 
@@ -209,21 +210,6 @@ def _changes(first: AttemptTranscript, last: AttemptTranscript) -> Iterator[str]
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
-
-
-def learned_of(board: Board, ask: ViewQuery) -> LearnedTask | None:
-    """The view of the task that the URL names, or of the one that shows most; None: no task was held out. Blocks."""
-    if board.about.replays is not None:
-        return None  # the attempts are those of the source's policy
-
-    def records(facts: Sequence[Mapping[str, Any]]) -> Mapping[str, Episode] | None:
-        log = board.log
-        if log is None:
-            return None
-        return {id_: one.episode for id_, one in read_episodes(log, board.topics, facts).items()}
-
-    with board.index() as connection:
-        return learned_task(connection, ask.query.get("task"), records=records, pieces=board.pieces)
 
 
 def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.page.looking import board_over, draw, elements_of
 from tracegrad.consumers.page.board import Board, ViewQuery
-from tracegrad.consumers.page.episodes.learned import LearnedTask, learned_of, learned_task, tasks_of
+from tracegrad.consumers.page.episodes.learned import LearnedTask, learned_of, tasks_of
 from tracegrad.schemas.errors import RequestError
 
 _TRIES = {
@@ -24,9 +25,9 @@ _TRIES = {
 }
 
 
-def learned(connection: sqlite3.Connection, task: str | None = None) -> LearnedTask:
-    """Of a run that held tasks out, by its index."""
-    found = learned_task(connection, task, records=lambda facts: None)
+def learned(board: Board, query: Mapping[str, str] = MappingProxyType({})) -> LearnedTask:
+    """Of a run that held tasks out."""
+    found = learned_of(board, ViewQuery(query=query))
     assert found is not None
     return found
 
@@ -77,8 +78,7 @@ def test_the_task_that_shows_most_comes_first(board: Board) -> None:
 
 def test_the_ends_are_the_first_attempt_and_the_last(board: Board) -> None:
     """Of a task that is asked for too, whatever came of it: nothing is picked."""
-    with board.index() as connection:
-        found = learned(connection, "lost-again")
+    found = learned(board, {"task": "lost-again"})
     assert found.last is not None
     assert (found.first.facts["reward"], found.last.facts["reward"]) == (1.0, 0.0)
     assert (found.first.facts["version"], found.last.facts["version"]) == (0, 2)
@@ -91,8 +91,7 @@ def test_the_ends_are_the_first_attempt_and_the_last(board: Board) -> None:
 
 def test_all_tasks_are_counted_before_and_after(board: Board) -> None:
     """By the best reward that any got; those without one are not won."""
-    with board.index() as connection:
-        found = learned(connection)
+    found = learned(board)
     assert (found.before.num_won, found.after.num_won, found.before.num) == (1, 3, 5)
 
 
@@ -113,7 +112,7 @@ def test_a_run_that_held_nothing_out_yet_says_what_would_show(board: Board) -> N
     """Nothing is an error in a run that has just begun."""
     with board.index() as connection:
         connection.execute("DELETE FROM episodes")
-        assert learned_task(connection, records=lambda facts: None) is None
+    assert learned_of(board, ViewQuery()) is None
     board.is_indexed = True
     assert "No held-out task has ended." in draw(board, "/learned")
 

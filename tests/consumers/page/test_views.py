@@ -79,14 +79,14 @@ def test_accounts_are_green_only_when_they_add_up() -> None:
     newest = replace(step(1), accounting=accounting, next_offset=8)
     on_topic = TopicCount(num=2, per_s=None, lag={})
     sums = sums_of(newest, on_topic, begin=10)
-    assert sums == [
-        AccountSum("groups consumed", 7, {"trained": 5, "excluded: stale": 2}),
-        AccountSum("groups on transitions", 12, {"consumed": 7, "read again": 1, "waiting": 4}),
-    ]
-    assert all(one.holds for one in sums)
+    assert sums == {
+        "groups consumed": AccountSum(7, {"trained": 5, "excluded: stale": 2}),
+        "groups on transitions": AccountSum(12, {"consumed": 7, "read again": 1, "waiting": 4}),
+    }
+    assert all(one.holds for one in sums.values())
     wrong = replace(newest, accounting=replace(accounting, trained=4))
-    assert not sums_of(wrong, None, begin=0)[0].holds
-    assert sums_of(None, on_topic, begin=0) == []
+    assert not sums_of(wrong, None, begin=0)["groups consumed"].holds
+    assert sums_of(None, on_topic, begin=0) == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"calls": 1}', "[]", "\xff"])
@@ -95,7 +95,7 @@ def test_an_audit_that_cannot_be_read_is_left_out(tmp_path: Path, memory_log: Me
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "audit.json").write_text(text, encoding="latin-1")
     board = new_board(tmp_path, memory_log, is_live=False)
-    assert model(board, ViewQuery())["audited"] == []
+    assert model(board, ViewQuery())["audited"] == {}
     assert "No audit was made when it ended" in draw(board, "/system")
 
 
