@@ -28,7 +28,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.consumers.audit.small_run import attempt
 from tests.consumers.history.source_run import SourceRun
 from tests.streams.make import RUN_HASH, TOPICS, config
-from tracegrad.compose.history.replay import _opened
+from tracegrad.compose.history.run_broker import open_broker
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.history.read_recorded import read_recorded
@@ -82,7 +82,7 @@ def small_past() -> Past:
 def past_of(path: Path) -> Past:
     """Of a run that has ended."""
     run_dir = RunDir.open(path)
-    with _opened(run_dir) as servers:
+    with open_broker(run_dir) as servers:
         wiring = Wiring(run_dir, bootstrap_servers=servers)
         return _past(wiring.log(is_history=True), wiring.topics, wiring.stream_rules(), wiring.record.hash)
 
