@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CLIENTS"]
-
 _WAYS = {
     "by_openai.py": (
         *("chat", "stream", "responses", "responses_stream"),

@@ -14,8 +14,6 @@ from tests.clients.agents.task import PROMPT, SYSTEM, THEN
 from tests.fake_engine.scripted import tool_call_text
 from tests.producers.llm_gateway.taught_model import Row, make_taught_model, spelt
 
-__all__ = ["ASKED", "make_policy"]
-
 _TEMPLATE = (
     "{% if tools %}<|im_start|>system\ntools:"
     "{% for tool in tools %} {{ tool.function.name.split('__')[-1] }}{% endfor %}<|im_end|>\n"

@@ -14,8 +14,6 @@ from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig
 from tracegrad.producers.runner.agent_environment import command_environment
 from tracegrad.producers.runner.config import AgentConfig, RunnerHandles
 
-__all__ = ["Programs", "run"]
-
 Programs = Mapping[str, tuple[str, ...]]
 """How a program of each kind (`.py`, `.mjs`) is started, and the folder of all of them."""
 

@@ -10,8 +10,6 @@ from typing import Literal
 import aiohttp
 from aiohttp import web
 
-__all__ = ["Fault", "Tap", "tapped"]
-
 Fault = Literal["refuse", "drop"]
 """503 in place of the request; the connection ends before anything came through."""
 _KEPT = ("content-type", "authorization", "x-api-key", "accept", "anthropic-version")

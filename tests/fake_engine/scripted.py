@@ -25,11 +25,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.fake_engine.streaming import EngineFault, stream_of
+from tests.fake_engine.streaming import EngineFault as EngineFault
+from tests.fake_engine.streaming import stream_of
 from tests.fake_engine.tokenizer import EOT, ToyTokenizer
 from tests.fake_engine.weights import FakeWeights
-
-__all__ = ["EngineFault", "Reply", "ScriptedEngine", "chain_policy", "tool_call_text"]
 
 
 @dataclass

@@ -14,8 +14,6 @@ import uvicorn
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine
 
-__all__ = ["calculator_policy", "main"]
-
 _TURNS = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
 
 

@@ -6,8 +6,6 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-__all__ = ["EngineFault", "stream_of"]
-
 
 class EngineFault(Exception):
     """Raised by a policy: the engine answers this generation with that status."""

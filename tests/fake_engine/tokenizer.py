@@ -8,8 +8,6 @@ from typing import Any
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 
-__all__ = ["EOT", "SPECIALS", "ToyTokenizer", "toy_decoder"]
-
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 EOT = 2
 _BYTES = 10

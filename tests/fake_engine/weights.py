@@ -21,8 +21,6 @@ from tracegrad.consumers.engine.engine_control import VllmControl
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.store.durable import describe_files
 
-__all__ = ["FakeWeights", "write_version"]
-
 BASE = "base"
 _MAX_REQUESTS = 10_000
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.frameworks.entry import OI, OTEL, Entry
+from tests.frameworks.entry import OI, OTEL
+from tests.frameworks.entry import Entry as Entry
 from tests.frameworks.varied import VARIED
-
-__all__ = ["CATALOGUE", "Entry"]
 
 _TRIP = "Plan the money of trip TRIP."
 _NO_TOOLS = (

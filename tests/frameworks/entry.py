@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["OI", "OTEL", "Entry"]
-
 OI = "openinference.instrumentation"
 OTEL = "opentelemetry.instrumentation"
 _HTTPX = f"{OTEL}.httpx:HTTPXClientInstrumentor"

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["FIXTURES", "Executed", "Raw", "Recording", "TrueCall", "Way", "fixtures", "load", "save"]
-
 FIXTURES = Path(__file__).parent / "fixtures"
 Way = str
 """`runner`: as the runner starts an agent; `captured`: several conversations of an agent that nobody started."""

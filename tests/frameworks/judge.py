@@ -21,8 +21,6 @@ from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
-__all__ = ["Score", "episodes_of", "score"]
-
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     """Counts over one recording."""

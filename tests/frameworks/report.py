@@ -14,8 +14,6 @@ from tests.frameworks.catalogue import CATALOGUE, Entry
 from tests.frameworks.fixture import Recording, fixtures, load
 from tests.frameworks.judge import Score, score
 
-__all__ = ["PAGE", "page", "scores"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 _HEAD = """# Frameworks: what is seen of each
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from tests.fake_engine.scripted import Reply, tool_call_text
 
-__all__ = ["agent_of", "plain_name", "script", "trip_of"]
-
 _TURNS = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|$)", re.DOTALL)
 _TRIP = re.compile(r"trip (\d+)", re.IGNORECASE)
 _FIELDS = "[[ ## completed ## ]]"

@@ -16,8 +16,6 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["scrubbed"]
-
 _OF_MACHINE = ("process.", "host.", "os.", "service.instance.id", "thread.", "user.", "code.", "langsmith.runtime")
 _STACK = "exception.stacktrace"
 _PATH = re.compile(r"(?:/(?:tmp|work|root|home|usr|var|opt)/)[^\s\"'\\,;:)\]}]*")

@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.frameworks.entry import OI, OTEL, Entry
 
-__all__ = ["VARIED"]
-
 _OI_OPENAI = f"{OI}.openai:OpenAIInstrumentor"
 
 

@@ -15,21 +15,16 @@ from starlette.responses import JSONResponse, Response
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine
 from tests.memory_log import MemoryLog
-from tests.producers.keys import KEY, RUN_HASH, by_host
+from tests.producers.keys import KEY, RUN_HASH, TOPICS, by_host
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, rig
 from tests.producers.otlp_gateway.bodies import TRACE, request_of
 from tests.serving import serve
 from tests.versions import label
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
-from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.topics import Topics
-
-__all__ = ["CHAT", "TARGETS", "Target", "half_sent", "llm", "otlp", "percentile_99_s"]
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
-TOPICS = Topics(run=RunName("test"))
 
 
 def _client() -> aiohttp.ClientSession:

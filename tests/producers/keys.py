@@ -1,15 +1,15 @@
-"""The key of the test runs, and the headers of those who show a credential of it."""
+"""The key and the topics of the test runs, and the headers of those who show a credential of it."""
 
 from __future__ import annotations
 
-from tests.streams.make import HOST
+from tests.streams.make import HOST as HOST
 from tracegrad.schemas.credentials import Holder, credential, runner_holder
-from tracegrad.schemas.ids import RunHash
-
-__all__ = ["HOST", "KEY", "RUN_HASH", "bearer", "by_host", "by_runner"]
+from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.topics import Topics
 
 RUN_HASH = RunHash("ab12cd34")
 KEY = bytes(range(32))
+TOPICS = Topics(run=RunName("test"))
 
 
 def bearer(holder: Holder, key: bytes = KEY) -> dict[str, str]:

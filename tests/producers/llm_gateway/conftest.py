@@ -1,8 +1,8 @@
-"""Two vLLMs of a taught model, for all tests of this folder."""
+"""The gateway of most tests, and two vLLMs of a taught model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,17 @@ import msgspec
 import pytest
 
 from tests.engine_fixture import SMALL, RunningEngine, started
+from tests.producers.llm_gateway.harness import Rig, rig
 from tests.producers.llm_gateway.taught_model import DATA, OWN_TOKENIZER, TEMPLATES, make_taught_model
 from tests.versions import label
+
+
+@pytest.fixture
+async def r() -> AsyncIterator[Rig]:
+    """A gateway at which the attempt has begun."""
+    async with rig() as made:
+        await made.begin()
+        yield made
 
 
 @pytest.fixture(scope="package")

@@ -9,8 +9,6 @@ from tests.producers.llm_gateway.harness import ASK, CALC, TOPICS, Rig
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["ANN", "GO_ON", "OTHER_TRACE", "REFLECTS", "TRACE", "answered_by_a_tool", "ask", "keys"]
-
 GO_ON = {"role": "user", "content": "go on"}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 OTHER_TRACE = "1bf7651916cd43dd8448eb211c80319c"

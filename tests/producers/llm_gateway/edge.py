@@ -8,8 +8,6 @@ from tracegrad.producers.llm_gateway.api.events import Finished, Started, ToolCa
 from tracegrad.schemas.ids import new_call
 from tracegrad.schemas.records.calls import ToolCall
 
-__all__ = ["ASK", "CALL_ID", "STARTED", "TEXT", "called", "finished"]
-
 ASK = {"role": "user", "content": "what is 12 plus 30?"}
 CALL_ID = new_call("0" * 32)
 STARTED = Started(call_id=CALL_ID, model="m", created_s=7, prompt_tokens=3)

@@ -27,8 +27,6 @@ from tracegrad.producers.llm_gateway.render.splice import (
 from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.ids import CallId
 
-__all__ = ["ENDS", "SCENES", "Talk", "Turn", "segments"]
-
 TOOLS = [{"type": "function", "function": {"name": "calc", "description": "adds", "parameters": {"type": "object"}}}]
 ENDS = {
     "qwen3": ("<|im_end|>", "<|im_end|>"),

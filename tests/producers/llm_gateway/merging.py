@@ -15,8 +15,6 @@ from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["assert_merged", "disable_splice", "rows_of"]
-
 
 async def rows_of(r: Rig) -> list[SegmentRow]:
     """Ends the attempt; its rows as the trainer reads them, through normalize, assemble and credit."""

@@ -18,8 +18,6 @@ from tests.producers.llm_gateway.harness import Rig, rig
 from tests.serving import serve
 from tracegrad.producers.llm_gateway.config import Upstream
 
-__all__ = ["KEY", "Asked", "Provider", "events", "upstream", "with_provider"]
-
 KEY = "sk-the-upstreams-own"
 
 

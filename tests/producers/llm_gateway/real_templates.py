@@ -18,8 +18,6 @@ from tracegrad.producers.llm_gateway.engines.chat_form import chat_form
 from tracegrad.producers.llm_gateway.engines.engine import RenderedIds, Waits
 from tracegrad.schemas.errors import EngineRefusal
 
-__all__ = ["FOLDER", "NOW", "RealTemplate", "load"]
-
 FOLDER = Path(__file__).parents[2] / "data" / "templates"
 NOW = Waits(sticky="", deadline=0.0)
 _SPECIAL = re.compile(

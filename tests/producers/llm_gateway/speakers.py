@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig
 
-__all__ = ["SPEAKERS", "Chat", "Continued", "Messages", "References", "Responses", "Speaker", "Spoken"]
-
 PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1"
 SCHEMA = {"type": "object", "properties": {"expr": {"type": "string"}}}
 SYSTEM = "be brief"

@@ -15,8 +15,6 @@ from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.engines.engine import RenderedIds, Waits
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate
 
-__all__ = ["BODIES", "PATH", "Script", "Stream", "live_rig"]
-
 PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1"
 BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": ASK},

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-__all__ = ["parsed_as", "server_sent"]
-
 T = TypeVar("T")
 
 

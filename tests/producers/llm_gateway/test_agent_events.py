@@ -54,32 +54,28 @@ async def test_a_call_by_the_proxy_path_is_a_call_of_the_attempt(mode: str) -> N
     ("path", "status"),
     [(f"{PROXY}/test/openai/v1/chat/completions", 404), (f"{PROXY}/train/openai/v1/embeddings", 404)],
 )
-async def test_other_modes_and_paths_are_unknown(path: str, status: int) -> None:
+async def test_other_modes_and_paths_are_unknown(r: Rig, path: str, status: int) -> None:
     """Nothing is proxied that is not listed."""
-    async with rig() as gateway:
-        await gateway.begin()
-        async with gateway.http.post(gateway.url + path, json={"model": "policy", "messages": ASK}) as response:
-            assert response.status == status
+    async with r.http.post(r.url + path, json={"model": "policy", "messages": ASK}) as response:
+        assert response.status == status
 
 
-async def test_the_last_reward_is_one_record_before_the_end() -> None:
+async def test_the_last_reward_is_one_record_before_the_end(r: Rig) -> None:
     """An event is answered as that server answers it; other types are let go; `/end` asked again writes the same."""
-    async with rig() as gateway:
-        await gateway.begin()
-        status, event = await gateway.post(EVENTS, said(0.25))
-        assert (status, event["event_type"], event["data"]["value"]) == (200, "reward", 0.25)
-        assert (event["rollout_id"], event["attempt_id"]) == (ROLLOUT, ATTEMPT) and event["timestamp"] > 0
-        assert (await gateway.post(EVENTS, {"event_type": "agent_output", "data": {"patch": "x"}}))[0] == 200
-        assert (await gateway.post(EVENTS, said(True)))[0] == 200
-        assert rewards(gateway) == []
-        await gateway.chat(ASK)
-        await gateway.end()
-        await gateway.end()
-        (reward,) = rewards(gateway)
-        assert (reward.name, reward.value, reward.source) == ("agent", 1.0, "agent")
-        assert [type(record) for record in gateway.records()][-1] is CallsClosed
-        counted = gateway.gateway.parts.metrics
-        assert (counted.value(AGENT_EVENTS, "reward"), counted.value(AGENT_EVENTS, "other")) == (2, 1)
+    status, event = await r.post(EVENTS, said(0.25))
+    assert (status, event["event_type"], event["data"]["value"]) == (200, "reward", 0.25)
+    assert (event["rollout_id"], event["attempt_id"]) == (ROLLOUT, ATTEMPT) and event["timestamp"] > 0
+    assert (await r.post(EVENTS, {"event_type": "agent_output", "data": {"patch": "x"}}))[0] == 200
+    assert (await r.post(EVENTS, said(True)))[0] == 200
+    assert rewards(r) == []
+    await r.chat(ASK)
+    await r.end()
+    await r.end()
+    (reward,) = rewards(r)
+    assert (reward.name, reward.value, reward.source) == ("agent", 1.0, "agent")
+    assert [type(record) for record in r.records()][-1] is CallsClosed
+    counted = r.gateway.parts.metrics
+    assert (counted.value(AGENT_EVENTS, "reward"), counted.value(AGENT_EVENTS, "other")) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +92,12 @@ async def test_the_last_reward_is_one_record_before_the_end() -> None:
     ],
     ids=str,
 )
-async def test_what_is_no_event_is_400_and_says_nothing(body: Any) -> None:
+async def test_what_is_no_event_is_400_and_says_nothing(r: Rig, body: Any) -> None:
     """The attempt goes on."""
-    async with rig() as gateway:
-        await gateway.begin()
-        assert (await gateway.post(EVENTS, body))[0] == 400
-        await gateway.chat(ASK)
-        await gateway.end()
-        assert rewards(gateway) == []
+    assert (await r.post(EVENTS, body))[0] == 400
+    await r.chat(ASK)
+    await r.end()
+    assert rewards(r) == []
 
 
 async def test_only_the_attempts_own_agent_may_say_it() -> None:
@@ -147,18 +141,16 @@ async def test_a_command_calls_and_tells_by_its_key_alone() -> None:
 
 
 @pytest.mark.slow
-async def test_damaged_events_are_the_clients_fault() -> None:
+async def test_damaged_events_are_the_clients_fault(r: Rig) -> None:
     """Whatever the body, never a 5xx; TRACEGRAD_TEST_TRIES makes it longer. What was said before stays said."""
     source, whole = random.Random(7), json.dumps(said(0.5)).encode()
-    async with rig() as gateway:
-        await gateway.begin()
-        await gateway.post(EVENTS, said(0.5))
-        for _ in range(NUM_TRIES):
-            body = bytearray(whole)
-            for _ in range(source.randrange(6)):
-                body[source.randrange(len(body))] = source.randrange(256)
-            cut = bytes(body[: source.randrange(len(body))])
-            async with gateway.http.post(gateway.url + EVENTS, data=cut) as response:
-                assert response.status == 400, cut
-        await gateway.end()
-        assert [reward.value for reward in rewards(gateway)] == [0.5]
+    await r.post(EVENTS, said(0.5))
+    for _ in range(NUM_TRIES):
+        body = bytearray(whole)
+        for _ in range(source.randrange(6)):
+            body[source.randrange(len(body))] = source.randrange(256)
+        cut = bytes(body[: source.randrange(len(body))])
+        async with r.http.post(r.url + EVENTS, data=cut) as response:
+            assert response.status == 400, cut
+    await r.end()
+    assert [reward.value for reward in rewards(r)] == [0.5]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
 from tests.fake_engine.tokenizer import EOT
-from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, GENERATE, ROLLOUT, full_prompt, rig
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, GENERATE, ROLLOUT, Rig, full_prompt, rig
 from tests.versions import label, sampled_by
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.metrics import CALLS_NOT_REMEMBERED, SESSIONS_FORGOTTEN
@@ -19,28 +19,26 @@ from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 pytestmark = pytest.mark.slow
 
 
-async def test_a_call_is_recorded_with_ids_logprobs_and_version() -> None:
+async def test_a_call_is_recorded_with_ids_logprobs_and_version(r: Rig) -> None:
     """The record holds what the engine sampled; the response id is the call id."""
-    async with rig() as r:
-        r.engine.replies.append(Reply("42"))
-        await r.begin()
-        answer = await r.chat(ASK, temperature=0.2, top_p=0.5, logit_bias={"5": 3})
-        assert answer["choices"][0]["message"]["content"] == "42"
-        assert answer["choices"][0]["finish_reason"] == "stop"
-        (call,) = r.calls()
-        sampled = [*r.engine.tokenizer.encode("42", merge=False), EOT]
-        assert call.call_id == answer["id"] and (call.rollout_id, call.attempt_id) == (ROLLOUT, ATTEMPT)
-        assert ids_from_bytes(call.sampled_ids).tolist() == sampled
-        assert logprobs_from_bytes(call.logprobs).tolist() == pytest.approx([-0.1 * (1 + t % 7) for t in sampled])
-        assert call.versions == (sampled_by(0),)
-        assert answer["usage"] == {
-            "prompt_tokens": len(full_prompt(call, [call])),
-            "completion_tokens": 3,
-            "total_tokens": len(full_prompt(call, [call])) + 3,
-        }
-        assert call.sampling_asked["temperature"] == 0.2 and call.sampling_used.temperature == 1.0
-        assert not call.is_constrained and not call.is_truncated
-        assert call.splice.kind == "first"
+    r.engine.replies.append(Reply("42"))
+    answer = await r.chat(ASK, temperature=0.2, top_p=0.5, logit_bias={"5": 3})
+    assert answer["choices"][0]["message"]["content"] == "42"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    (call,) = r.calls()
+    sampled = [*r.engine.tokenizer.encode("42", merge=False), EOT]
+    assert call.call_id == answer["id"] and (call.rollout_id, call.attempt_id) == (ROLLOUT, ATTEMPT)
+    assert ids_from_bytes(call.sampled_ids).tolist() == sampled
+    assert logprobs_from_bytes(call.logprobs).tolist() == pytest.approx([-0.1 * (1 + t % 7) for t in sampled])
+    assert call.versions == (sampled_by(0),)
+    assert answer["usage"] == {
+        "prompt_tokens": len(full_prompt(call, [call])),
+        "completion_tokens": 3,
+        "total_tokens": len(full_prompt(call, [call])) + 3,
+    }
+    assert call.sampling_asked["temperature"] == 0.2 and call.sampling_used.temperature == 1.0
+    assert not call.is_constrained and not call.is_truncated
+    assert call.splice.kind == "first"
 
 
 async def test_training_writes_every_sampling_field() -> None:
@@ -68,27 +66,25 @@ async def test_validation_is_greedy_unless_configured(settings: dict[str, Any]) 
         assert call.purpose is Purpose.VALIDATION
 
 
-async def test_a_tool_call_turn_is_spliced_with_the_sampled_ids() -> None:
+async def test_a_tool_call_turn_is_spliced_with_the_sampled_ids(r: Rig) -> None:
     """Turn 2's prompt is turn 1's prompt, what was sampled, and the tool's answer; rendering anew would differ."""
-    async with rig() as r:
-        r.engine.replies.extend([Reply(tool_call_text("calc", expr="12+30")), Reply("42")])
-        await r.begin()
-        first = (await r.chat(ASK, tools=CALC))["choices"][0]
-        assert first["finish_reason"] == "tool_calls"
-        call = first["message"]["tool_calls"][0]
-        assert json.loads(call["function"]["arguments"]) == {"expr": "12+30"}
-        messages = [*ASK, first["message"], {"role": "tool", "tool_call_id": call["id"], "content": "42"}]
-        await r.chat(messages, tools=CALC)
-        one, two = r.calls()
-        assert (two.splice.kind, two.splice.reason, two.parent_call_id) == ("extended", "", one.call_id)
-        before = full_prompt(one, [one]) + ids_from_bytes(one.sampled_ids).tolist()
-        assert two.shared_tokens == len(before)
-        prompt = full_prompt(two, [one, two])
-        assert prompt == r.asked(GENERATE)[1]["token_ids"]
-        anew = r.engine.render(messages, CALC, generation_prompt=True)
-        assert anew[: len(before)] != before
-        tail = "\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
-        assert prompt[len(before) :] == r.engine.tokenizer.encode(tail)
+    r.engine.replies.extend([Reply(tool_call_text("calc", expr="12+30")), Reply("42")])
+    first = (await r.chat(ASK, tools=CALC))["choices"][0]
+    assert first["finish_reason"] == "tool_calls"
+    call = first["message"]["tool_calls"][0]
+    assert json.loads(call["function"]["arguments"]) == {"expr": "12+30"}
+    messages = [*ASK, first["message"], {"role": "tool", "tool_call_id": call["id"], "content": "42"}]
+    await r.chat(messages, tools=CALC)
+    one, two = r.calls()
+    assert (two.splice.kind, two.splice.reason, two.parent_call_id) == ("extended", "", one.call_id)
+    before = full_prompt(one, [one]) + ids_from_bytes(one.sampled_ids).tolist()
+    assert two.shared_tokens == len(before)
+    prompt = full_prompt(two, [one, two])
+    assert prompt == r.asked(GENERATE)[1]["token_ids"]
+    anew = r.engine.render(messages, CALC, generation_prompt=True)
+    assert anew[: len(before)] != before
+    tail = "\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt[len(before) :] == r.engine.tokenizer.encode(tail)
 
 
 @pytest.mark.parametrize(
@@ -101,18 +97,16 @@ async def test_a_tool_call_turn_is_spliced_with_the_sampled_ids() -> None:
     ],
     ids=["answer_changed", "history_changed", "new_conversation", "no_match"],
 )
-async def test_a_changed_history_starts_a_new_segment_with_its_reason(change: Any, reason: str) -> None:
+async def test_a_changed_history_starts_a_new_segment_with_its_reason(r: Rig, change: Any, reason: str) -> None:
     """The prompt is then the template's own."""
-    async with rig() as r:
-        r.engine.replies.extend([Reply("answer 12"), Reply("next")])
-        await r.begin()
-        first = await r.chat(ASK)
-        messages = [dict(ASK[0]), first["choices"][0]["message"], {"role": "user", "content": "go on"}]
-        change(messages)
-        await r.chat(messages)
-        call = r.calls()[1]
-        assert (call.splice.kind, call.splice.reason, call.parent_call_id) == ("new_segment", reason, None)
-        assert full_prompt(call, r.calls()) == r.engine.render(messages, None, generation_prompt=True)
+    r.engine.replies.extend([Reply("answer 12"), Reply("next")])
+    first = await r.chat(ASK)
+    messages = [dict(ASK[0]), first["choices"][0]["message"], {"role": "user", "content": "go on"}]
+    change(messages)
+    await r.chat(messages)
+    call = r.calls()[1]
+    assert (call.splice.kind, call.splice.reason, call.parent_call_id) == ("new_segment", reason, None)
+    assert full_prompt(call, r.calls()) == r.engine.render(messages, None, generation_prompt=True)
 
 
 async def test_a_template_that_drops_history_starts_a_new_segment() -> None:
@@ -130,95 +124,83 @@ async def test_a_template_that_drops_history_starts_a_new_segment() -> None:
         assert full_prompt(r.calls()[2], r.calls())[: len(rendered)] != rendered
 
 
-async def test_an_answer_without_end_gets_the_templates_end_as_context() -> None:
+async def test_an_answer_without_end_gets_the_templates_end_as_context(r: Rig) -> None:
     """Cut at max_tokens: the record is truncated, the next prompt has the end of turn after the sampled ids."""
-    async with rig() as r:
-        r.engine.replies.extend([Reply("a long answer"), Reply("fine")])
-        await r.begin()
-        first = await r.chat(ASK, max_tokens=4)
-        assert first["choices"][0]["finish_reason"] == "length"
-        assert first["choices"][0]["message"]["content"] == "a lo"
-        await r.chat([*ASK, first["choices"][0]["message"], {"role": "user", "content": "go on"}])
-        one, two = r.calls()
-        assert one.is_truncated and two.splice.kind == "extended"
-        prompt = full_prompt(two, [one, two])
-        assert two.shared_tokens == len(full_prompt(one, [one])) + 4
-        assert prompt[two.shared_tokens] == EOT
+    r.engine.replies.extend([Reply("a long answer"), Reply("fine")])
+    first = await r.chat(ASK, max_tokens=4)
+    assert first["choices"][0]["finish_reason"] == "length"
+    assert first["choices"][0]["message"]["content"] == "a lo"
+    await r.chat([*ASK, first["choices"][0]["message"], {"role": "user", "content": "go on"}])
+    one, two = r.calls()
+    assert one.is_truncated and two.splice.kind == "extended"
+    prompt = full_prompt(two, [one, two])
+    assert two.shared_tokens == len(full_prompt(one, [one])) + 4
+    assert prompt[two.shared_tokens] == EOT
 
 
-async def test_stop_string_is_cut() -> None:
+async def test_stop_string_is_cut(r: Rig) -> None:
     """The agent sees the text before it; where it goes on from that alone, the next turn is a new segment."""
-    async with rig() as r:
-        r.engine.replies.extend([Reply("Thought. Observation: x"), Reply("next")])
-        await r.begin()
-        first = await r.chat(ASK, stop=["Observation:"])
-        choice = first["choices"][0]
-        assert (choice["message"]["content"], choice["finish_reason"]) == ("Thought. ", "stop")
-        await r.chat([*ASK, choice["message"], {"role": "user", "content": "go on"}])
-        one, two = r.calls()
-        assert not one.is_truncated and one.content == "Thought. "
-        assert (two.splice.kind, two.splice.reason) == ("new_segment", "answer_cut")
+    r.engine.replies.extend([Reply("Thought. Observation: x"), Reply("next")])
+    first = await r.chat(ASK, stop=["Observation:"])
+    choice = first["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Thought. ", "stop")
+    await r.chat([*ASK, choice["message"], {"role": "user", "content": "go on"}])
+    one, two = r.calls()
+    assert not one.is_truncated and one.content == "Thought. "
+    assert (two.splice.kind, two.splice.reason) == ("new_segment", "answer_cut")
 
 
-async def test_parallel_tool_calls_false_keeps_the_first() -> None:
+async def test_parallel_tool_calls_false_keeps_the_first(r: Rig) -> None:
     """As OpenAI's field asks."""
-    async with rig() as r:
-        both = tool_call_text("calc", expr="1+1") + tool_call_text("calc", expr="2+2")
-        r.engine.replies.extend([Reply(both), Reply(both)])
-        await r.begin()
-        one = (await r.chat(ASK, tools=CALC, parallel_tool_calls=False))["choices"][0]["message"]
-        two = (await r.chat(ASK, tools=CALC))["choices"][0]["message"]
-        assert (len(one["tool_calls"]), len(two["tool_calls"])) == (1, 2)
-        assert "parallel_tool_calls" not in r.asked("/v1/chat/completions/render")[0]
+    both = tool_call_text("calc", expr="1+1") + tool_call_text("calc", expr="2+2")
+    r.engine.replies.extend([Reply(both), Reply(both)])
+    one = (await r.chat(ASK, tools=CALC, parallel_tool_calls=False))["choices"][0]["message"]
+    two = (await r.chat(ASK, tools=CALC))["choices"][0]["message"]
+    assert (len(one["tool_calls"]), len(two["tool_calls"])) == (1, 2)
+    assert "parallel_tool_calls" not in r.asked("/v1/chat/completions/render")[0]
 
 
-async def test_logprobs_that_the_agent_asks_for_go_through_the_engines_parser() -> None:
+async def test_logprobs_that_the_agent_asks_for_go_through_the_engines_parser(r: Rig) -> None:
     """One for each token but the terminal one, as sampled; the engine words them."""
-    async with rig() as r:
-        r.engine.replies.extend([Reply("42"), Reply("42")])
-        await r.begin()
-        await r.chat(ASK, logprobs=True, top_logprobs=3)
-        await r.chat(ASK)
-        asked, plain = (body["generate_response"]["choices"][0] for body in r.asked("/v1/chat/completions/derender"))
-        (call, _) = r.calls()
-        sampled = zip(asked["token_ids"], logprobs_from_bytes(call.logprobs).tolist(), strict=False)
-        assert [(entry["token_id"], entry["logprob"]) for entry in asked["logprobs"]["content"]] == [
-            (token, pytest.approx(logprob)) for token, logprob in sampled
-        ]
-        assert plain["logprobs"] is None
-        assert [body["sampling_params"]["logprobs"] for body in r.asked(GENERATE)] == [3, 0]
+    r.engine.replies.extend([Reply("42"), Reply("42")])
+    await r.chat(ASK, logprobs=True, top_logprobs=3)
+    await r.chat(ASK)
+    asked, plain = (body["generate_response"]["choices"][0] for body in r.asked("/v1/chat/completions/derender"))
+    (call, _) = r.calls()
+    sampled = zip(asked["token_ids"], logprobs_from_bytes(call.logprobs).tolist(), strict=False)
+    assert [(entry["token_id"], entry["logprob"]) for entry in asked["logprobs"]["content"]] == [
+        (token, pytest.approx(logprob)) for token, logprob in sampled
+    ]
+    assert plain["logprobs"] is None
+    assert [body["sampling_params"]["logprobs"] for body in r.asked(GENERATE)] == [3, 0]
 
 
-async def test_empty_output_is_an_empty_answer() -> None:
+async def test_empty_output_is_an_empty_answer(r: Rig) -> None:
     """The engine refuses to derender nothing, so it is not asked."""
-    async with rig() as r:
-        r.engine.replies.append(Reply(""))
-        await r.begin()
-        answer = await r.chat(ASK)
-        assert answer["choices"][0]["message"]["content"] == ""
-        assert ids_from_bytes(r.calls()[0].sampled_ids).tolist() == [EOT]
-        assert not r.asked("/v1/chat/completions/derender")
+    r.engine.replies.append(Reply(""))
+    answer = await r.chat(ASK)
+    assert answer["choices"][0]["message"]["content"] == ""
+    assert ids_from_bytes(r.calls()[0].sampled_ids).tolist() == [EOT]
+    assert not r.asked("/v1/chat/completions/derender")
 
 
-async def test_end_closes_the_attempt_and_can_be_asked_again() -> None:
+async def test_end_closes_the_attempt_and_can_be_asked_again(r: Rig) -> None:
     """calls_closed names every call; later calls get 410; a second /end answers alike and appends nothing."""
-    async with rig() as r:
-        r.engine.replies.extend([Reply("a"), Reply("b")])
-        await r.begin()
-        await r.begin()
-        await r.chat(ASK)
-        await r.chat(ASK)
-        calls = await r.end()
-        assert [(call["content"], call["outcome"], call["sampled_tokens"]) for call in calls] == [
-            ("a", "delivered", 2), ("b", "delivered", 2),
-        ]  # fmt: skip
-        closed = r.records()[-1]
-        assert isinstance(closed, CallsClosed)
-        assert closed.outcomes == {call.call_id: CallOutcome.DELIVERED for call in r.calls()}
-        assert await r.end() == calls
-        assert len(r.records()) == 3
-        status, answer = await r.chat_raw(ASK)
-        assert status == 410 and answer["error"]["type"] == "invalid_request_error"
+    r.engine.replies.extend([Reply("a"), Reply("b")])
+    await r.begin()
+    await r.chat(ASK)
+    await r.chat(ASK)
+    calls = await r.end()
+    assert [(call["content"], call["outcome"], call["sampled_tokens"]) for call in calls] == [
+        ("a", "delivered", 2), ("b", "delivered", 2),
+    ]  # fmt: skip
+    closed = r.records()[-1]
+    assert isinstance(closed, CallsClosed)
+    assert closed.outcomes == {call.call_id: CallOutcome.DELIVERED for call in r.calls()}
+    assert await r.end() == calls
+    assert len(r.records()) == 3
+    status, answer = await r.chat_raw(ASK)
+    assert status == 410 and answer["error"]["type"] == "invalid_request_error"
 
 
 async def test_strict_is_kept_where_the_settings_allow_it() -> None:
@@ -230,39 +212,35 @@ async def test_strict_is_kept_where_the_settings_allow_it() -> None:
         assert r.asked("/v1/chat/completions/render")[0]["tools"][0]["function"]["strict"] is True
 
 
-async def test_strict_is_dropped_and_a_grammar_is_marked() -> None:
+async def test_strict_is_dropped_and_a_grammar_is_marked(r: Rig) -> None:
     """`strict` never reaches the engine; response_format does, and the call leaves the loss."""
-    async with rig() as r:
-        r.engine.replies.extend([Reply("{}"), Reply("{}")])
-        await r.begin()
-        strict = [{"type": "function", "function": {"name": "calc", "strict": True}}]
-        await r.chat(ASK, tools=strict)
-        await r.chat(ASK, response_format={"type": "json_object"})
-        assert "strict" not in r.asked("/v1/chat/completions/render")[0]["tools"][0]["function"]
-        assert [call.is_constrained for call in r.calls()] == [False, True]
-        assert r.asked(GENERATE)[1]["sampling_params"]["structured_outputs"] == {"json_object": True}
+    r.engine.replies.extend([Reply("{}"), Reply("{}")])
+    strict = [{"type": "function", "function": {"name": "calc", "strict": True}}]
+    await r.chat(ASK, tools=strict)
+    await r.chat(ASK, response_format={"type": "json_object"})
+    assert "strict" not in r.asked("/v1/chat/completions/render")[0]["tools"][0]["function"]
+    assert [call.is_constrained for call in r.calls()] == [False, True]
+    assert r.asked(GENERATE)[1]["sampling_params"]["structured_outputs"] == {"json_object": True}
 
 
-async def test_streaming_sends_the_finished_message_in_chunks() -> None:
+async def test_streaming_sends_the_finished_message_in_chunks(r: Rig) -> None:
     """Comments first, then role, content, tool calls, finish, usage, done."""
-    async with rig() as r:
-        r.engine.delay_s = 0.12
-        r.engine.replies.append(Reply("so " + tool_call_text("calc", expr="1+1")))
-        await r.begin()
-        path = f"{r.url}/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
-        body = {"messages": ASK, "tools": CALC, "stream": True, "stream_options": {"include_usage": True}}
-        async with r.http.post(path, json=body) as response:
-            assert response.headers["content-type"] == "text/event-stream"
-            events = (await response.text()).strip().split("\n\n")
-        assert events[0] == ": keep-alive" and events[-1] == "data: [DONE]"
-        data = [json.loads(event[6:]) for event in events[:-1] if event.startswith("data: ")]
-        deltas = [chunk["choices"][0]["delta"] for chunk in data if chunk["choices"]]
-        assert deltas[0]["role"] == "assistant" and deltas[1] == {"content": "so "}
-        assert deltas[2]["tool_calls"][0]["function"]["name"] == "calc"
-        assert data[-2]["choices"][0]["finish_reason"] == "tool_calls"
-        assert data[-1]["usage"]["completion_tokens"] > 0
-        assert {chunk["id"] for chunk in data} == {r.calls()[0].call_id}
-        assert [call["outcome"] for call in await r.end()] == ["delivered"]
+    r.engine.delay_s = 0.12
+    r.engine.replies.append(Reply("so " + tool_call_text("calc", expr="1+1")))
+    path = f"{r.url}/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
+    body = {"messages": ASK, "tools": CALC, "stream": True, "stream_options": {"include_usage": True}}
+    async with r.http.post(path, json=body) as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        events = (await response.text()).strip().split("\n\n")
+    assert events[0] == ": keep-alive" and events[-1] == "data: [DONE]"
+    data = [json.loads(event[6:]) for event in events[:-1] if event.startswith("data: ")]
+    deltas = [chunk["choices"][0]["delta"] for chunk in data if chunk["choices"]]
+    assert deltas[0]["role"] == "assistant" and deltas[1] == {"content": "so "}
+    assert deltas[2]["tool_calls"][0]["function"]["name"] == "calc"
+    assert data[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert data[-1]["usage"]["completion_tokens"] > 0
+    assert {chunk["id"] for chunk in data} == {r.calls()[0].call_id}
+    assert [call["outcome"] for call in await r.end()] == ["delivered"]
 
 
 @pytest.mark.slow

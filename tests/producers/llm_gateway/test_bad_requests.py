@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fake_engine.scripted import Reply
-from tests.producers.llm_gateway.harness import ASK, ATTEMPT, GENERATE, ROLLOUT, rig, until
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, GENERATE, ROLLOUT, Rig, rig, until
 
 pytestmark = pytest.mark.slow
 
@@ -26,14 +26,12 @@ pytestmark = pytest.mark.slow
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, None),
     ],
 )
-async def test_a_bad_request_is_an_openai_shaped_400(body: Any, param: str | None) -> None:
+async def test_a_bad_request_is_an_openai_shaped_400(r: Rig, body: Any, param: str | None) -> None:
     """Also what the engine refuses."""
-    async with rig() as r:
-        await r.begin()
-        status, answer = await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions", body)
-        assert status == 400 and set(answer["error"]) == {"message", "type", "param", "code"}
-        assert answer["error"]["type"] == "invalid_request_error"
-        assert param is None or answer["error"]["param"] == param
+    status, answer = await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions", body)
+    assert status == 400 and set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert param is None or answer["error"]["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -42,14 +40,12 @@ async def test_a_bad_request_is_an_openai_shaped_400(body: Any, param: str | Non
      b'{"messages": [{"role": "user", "content": "x"}], "seed": 1' + b"0" * 40 + b"}", b'{"a":' * 5000, b"\xff"],
     ids=["empty", "cut", "list", "nan", "surrogate", "huge", "deep", "utf8"],
 )  # fmt: skip
-async def test_a_body_that_is_no_chat_request_is_a_400(body: bytes) -> None:
+async def test_a_body_that_is_no_chat_request_is_a_400(r: Rig, body: bytes) -> None:
     """Nothing reaches the engine."""
-    async with rig() as r:
-        await r.begin()
-        path = f"{r.url}/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
-        async with r.http.post(path, data=body) as response:
-            assert response.status == 400
-        assert not r.engine.requests
+    path = f"{r.url}/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
+    async with r.http.post(path, data=body) as response:
+        assert response.status == 400
+    assert not r.engine.requests
 
 
 async def test_what_a_request_may_cost_is_bounded() -> None:
@@ -82,12 +78,10 @@ async def test_what_a_request_may_cost_is_bounded() -> None:
     ],
     ids=["content", "key", "tool arguments"],
 )
-async def test_half_a_surrogate_pair_is_refused(message: dict[str, Any]) -> None:
+async def test_half_a_surrogate_pair_is_refused(r: Rig, message: dict[str, Any]) -> None:
     """No token means it: 400 with the reason before anything is asked of the engine; whole pairs pass."""
-    async with rig() as r:
-        r.engine.replies.append(Reply("42"))
-        await r.begin()
-        status, answer = await r.chat_raw([*ASK, message])
-        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-        assert r.engine.requests == []
-        assert (await r.chat([*ASK, {"role": "user", "content": "\U0001f642"}]))["choices"]
+    r.engine.replies.append(Reply("42"))
+    status, answer = await r.chat_raw([*ASK, message])
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert r.engine.requests == []
+    assert (await r.chat([*ASK, {"role": "user", "content": "\U0001f642"}]))["choices"]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fake_engine.scripted import EngineFault, Reply, ScriptedEngine
 from tests.producers.keys import by_host
-from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, rig, until
+from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, Rig, rig, until
 from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
 from tracegrad.producers.llm_gateway.config import EngineRef
@@ -33,32 +33,28 @@ ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
 GENERATE = "/inference/v1/generate"
 
 
-async def test_content_leaves_only_after_the_record_is_acknowledged() -> None:
+async def test_content_leaves_only_after_the_record_is_acknowledged(r: Rig) -> None:
     """While Kafka holds the acknowledgement back, the client waits."""
-    async with rig() as r:
-        r.engine.replies.append(Reply("late"))
-        await r.begin()
-        r.log.hold()
-        call = asyncio.create_task(r.chat(ASK))
-        await until(lambda: r.log.records(TOPICS.name(Topic.LLM_CALLS)) or r.asked("/v1/chat/completions/derender"))
-        done, _ = await asyncio.wait({call}, timeout=0.05)
-        assert not done
-        r.log.release()
-        assert (await call)["choices"][0]["message"]["content"] == "late"
+    r.engine.replies.append(Reply("late"))
+    r.log.hold()
+    call = asyncio.create_task(r.chat(ASK))
+    await until(lambda: r.log.records(TOPICS.name(Topic.LLM_CALLS)) or r.asked("/v1/chat/completions/derender"))
+    done, _ = await asyncio.wait({call}, timeout=0.05)
+    assert not done
+    r.log.release()
+    assert (await call)["choices"][0]["message"]["content"] == "late"
 
 
-async def test_a_refused_record_is_a_503_and_no_call() -> None:
+async def test_a_refused_record_is_a_503_and_no_call(r: Rig) -> None:
     """The agent's client tries again; /end does not name the lost one."""
-    async with rig() as r:
-        r.engine.replies.extend([Reply("lost"), Reply("kept")])
-        await r.begin()
-        r.log.fail_next(UnavailableError("away"))
-        status, _ = await r.chat_raw(ASK)
-        assert status == 503
-        r.log.fail_next(OverloadedError("full"))
-        await r.chat_raw(ASK)
-        await r.chat(ASK)
-        assert len(await r.end()) == 1
+    r.engine.replies.extend([Reply("lost"), Reply("kept")])
+    r.log.fail_next(UnavailableError("away"))
+    status, _ = await r.chat_raw(ASK)
+    assert status == 503
+    r.log.fail_next(OverloadedError("full"))
+    await r.chat_raw(ASK)
+    await r.chat(ASK)
+    assert len(await r.end()) == 1
 
 
 async def test_a_client_that_leaves_within_its_request_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -79,37 +75,33 @@ async def test_a_client_that_leaves_within_its_request_harms_nobody(caplog: pyte
     assert "ClientDisconnect" not in caplog.text
 
 
-async def test_a_client_that_left_is_recorded_and_its_retry_supersedes() -> None:
+async def test_a_client_that_left_is_recorded_and_its_retry_supersedes(r: Rig) -> None:
     """The record is written all the same; the outcome is in calls_closed."""
-    async with rig() as r:
-        r.engine.delay_s = 0.1
-        r.engine.replies.extend([Reply("unseen"), Reply("seen"), Reply("unseen too")])
-        await r.begin()
-        for messages in (ASK, None, [{"role": "user", "content": "other"}]):
-            if messages is None:
-                await r.chat(ASK)
-                continue
-            with pytest.raises(asyncio.TimeoutError):
-                path = f"{r.url}/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
-                timeout = aiohttp.ClientTimeout(total=0.05)
-                async with r.http.post(path, json={"messages": messages}, timeout=timeout):
-                    pass
-        calls = await r.end()
-        assert [call["outcome"] for call in calls] == ["superseded", "delivered", "client_disconnected"]
-        assert len(r.calls()) == 3
+    r.engine.delay_s = 0.1
+    r.engine.replies.extend([Reply("unseen"), Reply("seen"), Reply("unseen too")])
+    for messages in (ASK, None, [{"role": "user", "content": "other"}]):
+        if messages is None:
+            await r.chat(ASK)
+            continue
+        with pytest.raises(asyncio.TimeoutError):
+            path = f"{r.url}/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
+            timeout = aiohttp.ClientTimeout(total=0.05)
+            async with r.http.post(path, json={"messages": messages}, timeout=timeout):
+                pass
+    calls = await r.end()
+    assert [call["outcome"] for call in calls] == ["superseded", "delivered", "client_disconnected"]
+    assert len(r.calls()) == 3
 
 
-async def test_end_waits_for_calls_in_flight() -> None:
+async def test_end_waits_for_calls_in_flight(r: Rig) -> None:
     """The call that runs is finished, recorded and named."""
-    async with rig() as r:
-        r.engine.delay_s = 0.1
-        r.engine.replies.append(Reply("slow"))
-        await r.begin()
-        call = asyncio.create_task(r.chat(ASK))
-        await until(lambda: r.asked(GENERATE))
-        calls = await r.end()
-        assert [c["content"] for c in calls] == ["slow"]
-        assert (await call)["id"] == calls[0]["call_id"]
+    r.engine.delay_s = 0.1
+    r.engine.replies.append(Reply("slow"))
+    call = asyncio.create_task(r.chat(ASK))
+    await until(lambda: r.asked(GENERATE))
+    calls = await r.end()
+    assert [c["content"] for c in calls] == ["slow"]
+    assert (await call)["id"] == calls[0]["call_id"]
 
 
 async def test_end_tells_whether_the_last_call_failed_by_our_fault() -> None:
@@ -183,17 +175,15 @@ async def test_each_choice_takes_a_slot() -> None:
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
-async def test_end_tells_whether_the_agent_waited_for_an_answer(is_waiting: bool) -> None:
+async def test_end_tells_whether_the_agent_waited_for_an_answer(r: Rig, is_waiting: bool) -> None:
     """Also when its call has ended meanwhile, with nobody to answer."""
-    async with rig() as r:
-        r.engine.delay_s = 0.2 if is_waiting else 0.0
-        r.engine.replies.append(Reply("42"))
-        await r.begin()
-        call = asyncio.create_task(r.chat_raw(ASK))
-        await (until(lambda: r.asked(GENERATE)) if is_waiting else call)
-        told = (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[1]
-        assert (told["was_waiting"], len(told["calls"])) == (is_waiting, 1)
-        await call
+    r.engine.delay_s = 0.2 if is_waiting else 0.0
+    r.engine.replies.append(Reply("42"))
+    call = asyncio.create_task(r.chat_raw(ASK))
+    await (until(lambda: r.asked(GENERATE)) if is_waiting else call)
+    told = (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[1]
+    assert (told["was_waiting"], len(told["calls"])) == (is_waiting, 1)
+    await call
 
 
 async def test_end_cancels_what_still_samples_past_its_wait() -> None:
@@ -210,19 +200,17 @@ async def test_end_cancels_what_still_samples_past_its_wait() -> None:
 
 
 @pytest.mark.parametrize("unknown", ["default", label(7), label(0, 9), label(0, run=OTHER_RUN), "zero"])
-async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(unknown: str) -> None:
+async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(r: Rig, unknown: str) -> None:
     """A restarted engine serves base weights as `default`, one of another run others: nothing of it is recorded."""
-    async with rig() as r:
-        r.engine.label = unknown
-        r.engine.replies.extend([Reply("wrong weights"), Reply("right")])
-        await r.begin()
-        call = asyncio.create_task(r.chat(ASK))
-        await until(lambda: r.asked(GENERATE))
-        await asyncio.sleep(0.01)
-        r.engine.label = label(0)
-        assert (await call)["choices"][0]["message"]["content"] == "right"
-        metrics = r.gateway.parts.metrics
-        assert len(r.calls()) == 1 and metrics.value(GENERATIONS_REFUSED) == metrics.value(LABELS_REFUSED) == 1
+    r.engine.label = unknown
+    r.engine.replies.extend([Reply("wrong weights"), Reply("right")])
+    call = asyncio.create_task(r.chat(ASK))
+    await until(lambda: r.asked(GENERATE))
+    await asyncio.sleep(0.01)
+    r.engine.label = label(0)
+    assert (await call)["choices"][0]["message"]["content"] == "right"
+    metrics = r.gateway.parts.metrics
+    assert len(r.calls()) == 1 and metrics.value(GENERATIONS_REFUSED) == metrics.value(LABELS_REFUSED) == 1
 
 
 async def test_a_version_that_gives_nan_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,30 +258,26 @@ async def test_a_version_published_a_moment_ago_is_awaited() -> None:
         assert r.gateway.parts.metrics.value(GENERATIONS_REFUSED) == 0
 
 
-async def test_a_version_split_is_kept() -> None:
+async def test_a_version_split_is_kept(r: Rig) -> None:
     """Weights that change while a call samples give two spans."""
-    async with rig() as r:
-        r.publish(1)
-        r.engine.delay_s = 0.05
-        r.engine.replies.append(Reply("abc"))
-        await r.begin()
-        call = asyncio.create_task(r.chat(ASK))
-        await until(lambda: r.asked(GENERATE))
-        r.engine.label = label(1)
-        await call
-        assert r.calls()[0].versions == (
-            sampled_by(0), sampled_by(1, start=2),
-        )  # fmt: skip
+    r.publish(1)
+    r.engine.delay_s = 0.05
+    r.engine.replies.append(Reply("abc"))
+    call = asyncio.create_task(r.chat(ASK))
+    await until(lambda: r.asked(GENERATE))
+    r.engine.label = label(1)
+    await call
+    assert r.calls()[0].versions == (
+        sampled_by(0), sampled_by(1, start=2),
+    )  # fmt: skip
 
 
-async def test_an_engine_that_fails_is_tried_again() -> None:
+async def test_an_engine_that_fails_is_tried_again(r: Rig) -> None:
     """503s are waited out."""
-    async with rig() as r:
-        r.engine.fail_next = 3
-        r.engine.replies.append(Reply("ok"))
-        await r.begin()
-        await r.chat(ASK)
-        assert r.gateway.parts.metrics.value(ENGINE_AWAY) == 3
+    r.engine.fail_next = 3
+    r.engine.replies.append(Reply("ok"))
+    await r.chat(ASK)
+    assert r.gateway.parts.metrics.value(ENGINE_AWAY) == 3
 
 
 async def test_a_500_is_asked_again_at_once_even_when_waiting_is_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -339,12 +323,10 @@ async def test_a_second_engine_serves_when_the_first_is_away() -> None:
         assert r.calls()[0].engine_id == "e1"
 
 
-async def test_what_the_parser_cannot_read_is_plain_text() -> None:
+async def test_what_the_parser_cannot_read_is_plain_text(r: Rig) -> None:
     """A parser that fails on the model's output does not fail the call."""
-    async with rig() as r:
-        r.engine.replies.append(Reply("odd"))
-        r.engine.broken_parser = True
-        await r.begin()
-        answer = await r.chat(ASK, tools=CALC)
-        assert answer["choices"][0]["message"]["content"] == "odd"
-        assert len(r.asked("/v1/chat/completions/derender")) == 3
+    r.engine.replies.append(Reply("odd"))
+    r.engine.broken_parser = True
+    answer = await r.chat(ASK, tools=CALC)
+    assert answer["choices"][0]["message"]["content"] == "odd"
+    assert len(r.asked("/v1/chat/completions/derender")) == 3

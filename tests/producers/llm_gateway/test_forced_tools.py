@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
-from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, rig
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, Rig, rig
 from tests.versions import label
 from tracegrad.schemas.metrics import CALLS_UNFORCED
 
@@ -93,11 +93,9 @@ async def test_a_parser_that_forces_whatever_is_asked_is_not_obeyed() -> None:
         assert r.calls()[-1].is_constrained
 
 
-async def test_a_tool_that_is_not_there_is_the_engines_to_refuse() -> None:
+async def test_a_tool_that_is_not_there_is_the_engines_to_refuse(r: Rig) -> None:
     """Nothing is made of a choice among no tools, or of a name that none bears."""
-    async with rig() as r:
-        await r.begin()
-        await r.chat(ASK, tool_choice="required")
-        await r.chat(ASK, tools=CALC, tool_choice={"type": "function", "function": {"name": "other"}})
-        asked = [body.get("tool_choice") for body in r.asked("/v1/chat/completions/render")]
-        assert asked == ["required", {"type": "function", "function": {"name": "other"}}]
+    await r.chat(ASK, tool_choice="required")
+    await r.chat(ASK, tools=CALC, tool_choice={"type": "function", "function": {"name": "other"}})
+    asked = [body.get("tool_choice") for body in r.asked("/v1/chat/completions/render")]
+    assert asked == ["required", {"type": "function", "function": {"name": "other"}}]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
 from tests.producers.keys import KEY, RUN_HASH, bearer
-from tests.producers.llm_gateway.harness import ATTEMPT, CALC, EPISODE, ROLLOUT, TOPICS, rig
+from tests.producers.llm_gateway.harness import ATTEMPT, CALC, EPISODE, ROLLOUT, TOPICS, Rig, rig
 from tests.streams.make import Streams, agent_span, config, event, otlp, reward, span
 from tracegrad.schemas.credentials import attempt_holder, credential
 from tracegrad.schemas.ids import key_in
@@ -37,56 +37,50 @@ async def test_an_attempt_not_begun_here_gets_409() -> None:
         assert r.gateway.parts.metrics.value(ATTEMPTS_BEGUN_ELSEWHERE) == 6
 
 
-async def test_each_claim_alone_finds_the_attempt() -> None:
+async def test_each_claim_alone_finds_the_attempt(r: Rig) -> None:
     """And the record keeps the claims as they came."""
-    async with rig() as r:
-        await r.begin()
-        claims = [
-            bearer(attempt_holder(ROLLOUT, ATTEMPT)),
-            {"x-api-key": credential(KEY, attempt_holder(ROLLOUT, ATTEMPT))},
-            {"x-rollout-id": ROLLOUT, "x-attempt-id": ATTEMPT},
-            {"x-rollout-id": ROLLOUT},
-            {"baggage": f"a=b,rollout.id={ROLLOUT};p=1, attempt.id={ATTEMPT}"},
-            {"traceparent": f"00-{EPISODE}-00f067aa0ba902b7-01"},
-        ]
-        for headers in claims:
-            r.engine.replies.append(Reply("ok"))
-            status, _ = await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
-            assert status == 200, headers
-        assert {(call.rollout_id, call.attempt_id) for call in r.calls()} == {(ROLLOUT, ATTEMPT)}
-        assert {call.claims.api_key for call in r.calls()} == {None, f"rt-{ROLLOUT}.{ATTEMPT}"}
-        assert r.calls()[5].parent_span_id == "00f067aa0ba902b7"
-        assert [len(r.records()), len(await r.end())] == [6, 6]
+    claims = [
+        bearer(attempt_holder(ROLLOUT, ATTEMPT)),
+        {"x-api-key": credential(KEY, attempt_holder(ROLLOUT, ATTEMPT))},
+        {"x-rollout-id": ROLLOUT, "x-attempt-id": ATTEMPT},
+        {"x-rollout-id": ROLLOUT},
+        {"baggage": f"a=b,rollout.id={ROLLOUT};p=1, attempt.id={ATTEMPT}"},
+        {"traceparent": f"00-{EPISODE}-00f067aa0ba902b7-01"},
+    ]
+    for headers in claims:
+        r.engine.replies.append(Reply("ok"))
+        status, _ = await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
+        assert status == 200, headers
+    assert {(call.rollout_id, call.attempt_id) for call in r.calls()} == {(ROLLOUT, ATTEMPT)}
+    assert {call.claims.api_key for call in r.calls()} == {None, f"rt-{ROLLOUT}.{ATTEMPT}"}
+    assert r.calls()[5].parent_span_id == "00f067aa0ba902b7"
+    assert [len(r.records()), len(await r.end())] == [6, 6]
 
 
-async def test_minted_ids_carry_the_key_of_their_record() -> None:
+async def test_minted_ids_carry_the_key_of_their_record(r: Rig) -> None:
     """Of an attempt its rollout, of a captured agent its trace: whatever repeats them is routed alike."""
-    async with rig() as r:
-        r.engine.replies.extend(Reply(tool_call_text("calc", a=1)) for _ in range(2))
-        await r.begin()
-        headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"}
-        await r.chat(ASK, tools=CALC)
-        await r.post("/v1/chat/completions", {"messages": ASK, "tools": CALC}, **headers)
-        keys = [ROLLOUT, "0af7651916cd43dd8448eb211c80319c"]
-        records = r.log.records(TOPICS.name(Topic.LLM_CALLS))
-        assert {(record.key or b"").decode() for record in records} == set(keys)
-        assert [key_in(call.call_id) for call in r.calls()] == keys
-        assert [key_in(tool.id) for call in r.calls() for tool in call.tool_calls] == keys
+    r.engine.replies.extend(Reply(tool_call_text("calc", a=1)) for _ in range(2))
+    headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"}
+    await r.chat(ASK, tools=CALC)
+    await r.post("/v1/chat/completions", {"messages": ASK, "tools": CALC}, **headers)
+    keys = [ROLLOUT, "0af7651916cd43dd8448eb211c80319c"]
+    records = r.log.records(TOPICS.name(Topic.LLM_CALLS))
+    assert {(record.key or b"").decode() for record in records} == set(keys)
+    assert [key_in(call.call_id) for call in r.calls()] == keys
+    assert [key_in(tool.id) for call in r.calls() for tool in call.tool_calls] == keys
 
 
-async def test_disagreeing_claims_are_quarantined() -> None:
+async def test_disagreeing_claims_are_quarantined(r: Rig) -> None:
     """400, and a dead letter that holds the claims but no content."""
-    async with rig() as r:
-        await r.begin()
-        other = {"authorization": f"Bearer rt-{ROLLOUT}.ffff"}  # beside the host's own key, which proves both
-        path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
-        status, answer = await r.post(path, {"messages": ASK}, **other)
-        assert (status, answer["error"]["code"]) == (400, "identity_disagreement")
-        (letter,) = r.log.records(TOPICS.name(Topic.DEAD_LETTERS))
-        assert b"what is" not in (letter.value or b"") and b"ffff" in (letter.value or b"")
-        assert ("tracegrad.reason", b"identity_disagreement") in letter.headers
-        for counter in (DEAD_LETTERS, REQUESTS_QUARANTINED):
-            assert r.gateway.parts.metrics.value(counter, "identity_disagreement") == 1
+    other = {"authorization": f"Bearer rt-{ROLLOUT}.ffff"}  # beside the host's own key, which proves both
+    path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
+    status, answer = await r.post(path, {"messages": ASK}, **other)
+    assert (status, answer["error"]["code"]) == (400, "identity_disagreement")
+    (letter,) = r.log.records(TOPICS.name(Topic.DEAD_LETTERS))
+    assert b"what is" not in (letter.value or b"") and b"ffff" in (letter.value or b"")
+    assert ("tracegrad.reason", b"identity_disagreement") in letter.headers
+    for counter in (DEAD_LETTERS, REQUESTS_QUARANTINED):
+        assert r.gateway.parts.metrics.value(counter, "identity_disagreement") == 1
 
 
 async def test_a_captured_agent_is_keyed_by_its_trace() -> None:
@@ -109,24 +103,22 @@ async def test_a_captured_agent_is_keyed_by_its_trace() -> None:
         assert keys == {(one.trace_id or "").encode(), (three.trace_id or "").encode()}
 
 
-async def test_a_call_bears_its_callers_span_by_which_it_finds_its_agent() -> None:
+async def test_a_call_bears_its_callers_span_by_which_it_finds_its_agent(r: Rig) -> None:
     """The traceparent alone joins it to the spans above: no span of ours is in between, none is exported."""
-    async with rig() as r:
-        r.engine.replies.append(Reply("ok"))
-        await r.begin()
-        headers = {"traceparent": f"00-{EPISODE}-{7:016x}-01"}
-        await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
-        await r.end()
-        (call,) = r.calls()
-        assert (call.trace_id, call.parent_span_id) == (EPISODE, f"{7:016x}")
-        streams = Streams(config(run_hash=RUN_HASH))
-        spans = otlp(agent_span(EPISODE, 1, "planner"), span(EPISODE, 7, "POST", parent=1), is_counted=True)
-        streams.feed(spans, *r.records())
-        streams.feed(reward(ROLLOUT, attempt_id=ATTEMPT))
-        streams.feed(event(ROLLOUT, attempt_id=ATTEMPT, spans_exported=2, spans_marked=True))
-        (episode,) = [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
-        assert [(joined.agent, joined.joined_by) for joined in episode.calls] == [("planner", "traceparent")]
-        assert not r.log.records(TOPICS.name(Topic.OTLP_SPANS))
+    r.engine.replies.append(Reply("ok"))
+    headers = {"traceparent": f"00-{EPISODE}-{7:016x}-01"}
+    await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
+    await r.end()
+    (call,) = r.calls()
+    assert (call.trace_id, call.parent_span_id) == (EPISODE, f"{7:016x}")
+    streams = Streams(config(run_hash=RUN_HASH))
+    spans = otlp(agent_span(EPISODE, 1, "planner"), span(EPISODE, 7, "POST", parent=1), is_counted=True)
+    streams.feed(spans, *r.records())
+    streams.feed(reward(ROLLOUT, attempt_id=ATTEMPT))
+    streams.feed(event(ROLLOUT, attempt_id=ATTEMPT, spans_exported=2, spans_marked=True))
+    (episode,) = [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
+    assert [(joined.agent, joined.joined_by) for joined in episode.calls] == [("planner", "traceparent")]
+    assert not r.log.records(TOPICS.name(Topic.OTLP_SPANS))
 
 
 async def test_begin_refuses_what_it_does_not_know() -> None:

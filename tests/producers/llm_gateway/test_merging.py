@@ -23,11 +23,10 @@ async def converse(r: Rig) -> None:
     await r.chat(messages, tools=CALC)
 
 
-async def test_turns_merge_with_mask_1_on_the_sampled_ids_alone() -> None:
+async def test_turns_merge_with_mask_1_on_the_sampled_ids_alone(r: Rig) -> None:
     """One row for both calls."""
-    async with rig() as r:
-        await converse(r)
-        assert_merged(await rows_of(r), r.calls())
+    await converse(r)
+    assert_merged(await rows_of(r), r.calls())
 
 
 async def test_without_the_splice_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

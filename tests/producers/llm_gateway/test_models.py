@@ -5,26 +5,24 @@ from __future__ import annotations
 import pytest
 
 from tests.fake_engine.scripted import Reply
-from tests.producers.llm_gateway.harness import ASK, GENERATE, rig
+from tests.producers.llm_gateway.harness import ASK, GENERATE, Rig, rig
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["attempt", "captured"])
-async def test_another_model_is_never_answered_by_the_policy(begun: bool) -> None:
+async def test_another_model_is_never_answered_by_the_policy(r: Rig, begun: bool) -> None:
     """404, with the line that would make the name the policy's; no engine is asked, nothing is recorded."""
-    async with rig() as r:
-        await r.begin()
-        if begun:
-            status, answer = await r.chat_raw(ASK, model="gpt-4o")
-        else:
-            status, answer = await r.post("/v1/chat/completions", {"model": "gpt-4o", "messages": ASK})
-        assert status == 404
-        assert answer["error"]["code"] == "model_not_found" and answer["error"]["param"] == "model"
-        assert '[policy] aliases = ["gpt-4o"]' in answer["error"]["message"]
-        assert r.asked(GENERATE) == [] and r.calls() == []
-        assert await r.end() == []
+    if begun:
+        status, answer = await r.chat_raw(ASK, model="gpt-4o")
+    else:
+        status, answer = await r.post("/v1/chat/completions", {"model": "gpt-4o", "messages": ASK})
+    assert status == 404
+    assert answer["error"]["code"] == "model_not_found" and answer["error"]["param"] == "model"
+    assert '[policy] aliases = ["gpt-4o"]' in answer["error"]["message"]
+    assert r.asked(GENERATE) == [] and r.calls() == []
+    assert await r.end() == []
 
 
 async def test_an_alias_is_the_policy() -> None:
@@ -41,12 +39,10 @@ async def test_an_alias_is_the_policy() -> None:
         assert [model["id"] for model in models["data"]] == ["policy", "gpt-4o-mini"]
 
 
-async def test_a_request_without_a_model_means_the_policy() -> None:
+async def test_a_request_without_a_model_means_the_policy(r: Rig) -> None:
     """OpenAI's clients always name one; a request by hand need not."""
-    async with rig() as r:
-        r.engine.replies.append(Reply("42"))
-        await r.begin()
-        assert (await r.chat(ASK, model=None))["model"] == "policy"
+    r.engine.replies.append(Reply("42"))
+    assert (await r.chat(ASK, model=None))["model"] == "policy"
 
 
 async def test_without_a_policy_every_model_is_another() -> None:

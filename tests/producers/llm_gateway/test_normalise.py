@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.fake_engine.scripted import Reply, tool_call_text
-from tests.producers.llm_gateway.harness import ASK, CALC, rig
+from tests.producers.llm_gateway.harness import ASK, CALC, Rig
 from tests.producers.llm_gateway.real_templates import NOW, RealTemplate, load
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message, OtherPart, TextPart
 from tracegrad.producers.llm_gateway.api.messages.read import read as read_messages
@@ -235,12 +235,10 @@ def test_missing_and_doubled_results_are_told(results: list[Any], odd: tuple[str
     assert odd_results(read([USER, asks("a"), {"role": "assistant", "content": "x"}, USER]).messages) == ()
 
 
-async def test_the_gateway_counts_what_is_odd() -> None:
+async def test_the_gateway_counts_what_is_odd(r: Rig) -> None:
     """And answers with the prompt as it is."""
-    async with rig() as r:
-        await r.begin()
-        r.engine.replies.extend([Reply(tool_call_text("calc", expr="1")), Reply("42")])
-        asked = (await r.chat(ASK, tools=CALC))["choices"][0]["message"]
-        await r.chat([*ASK, asked, USER], tools=CALC)
-        assert r.gateway.parts.metrics.value(PROMPT_NOTES, "missing_result") == 1
-        assert [call.splice.kind for call in r.calls()] == ["first", "extended"]
+    r.engine.replies.extend([Reply(tool_call_text("calc", expr="1")), Reply("42")])
+    asked = (await r.chat(ASK, tools=CALC))["choices"][0]["message"]
+    await r.chat([*ASK, asked, USER], tools=CALC)
+    assert r.gateway.parts.metrics.value(PROMPT_NOTES, "missing_result") == 1
+    assert [call.splice.kind for call in r.calls()] == ["first", "extended"]

@@ -66,20 +66,19 @@ async def test_an_answer_that_was_sent_is_told_under_its_conversations_key() -> 
         assert len(ended(r)) == 1 and not opened(r)
 
 
-async def test_a_client_that_left_and_asked_again_supersedes() -> None:
+async def test_a_client_that_left_and_asked_again_supersedes(r: Rig) -> None:
     """First it is told that the client was gone, then that the same was asked again and taken."""
-    async with rig() as r:
-        r.engine.delay_s = 0.1
-        await ask(r, "unseen", patience_s=0.05)
-        await until(lambda: ended(r))
-        await ask(r, "seen")
-        await until(lambda: len(ended(r)) == 3)
-        first, second = r.calls()
-        assert [(told.call_id, told.outcome.value) for told in ended(r)] == [
-            (first.call_id, "client_disconnected"),
-            (second.call_id, "delivered"),
-            (first.call_id, "superseded"),
-        ]
+    r.engine.delay_s = 0.1
+    await ask(r, "unseen", patience_s=0.05)
+    await until(lambda: ended(r))
+    await ask(r, "seen")
+    await until(lambda: len(ended(r)) == 3)
+    first, second = r.calls()
+    assert [(told.call_id, told.outcome.value) for told in ended(r)] == [
+        (first.call_id, "client_disconnected"),
+        (second.call_id, "delivered"),
+        (first.call_id, "superseded"),
+    ]
 
 
 async def test_a_call_that_lasts_is_told_and_how_it_ended() -> None:

@@ -89,26 +89,23 @@ async def _work_on_both(r: Rig) -> None:
     assert [len(await r.end(attempt=attempt)) for attempt in (ATTEMPT, "0bad")] == [1, 1]
 
 
-async def test_a_rollout_of_no_runner_needs_no_proof() -> None:
+async def test_a_rollout_of_no_runner_needs_no_proof(r: Rig) -> None:
     """An agent that nobody started may name one: it is captured, as ever; so is one with a credential and no claim."""
-    async with rig() as r:
-        r.engine.replies.extend(Reply("ok") for _ in range(3))
-        for headers in (NOTHING | {"x-rollout-id": "77" * 14}, NOTHING, by_host()):
-            assert (await r.post(CHAT, {"messages": ASK}, **headers))[0] == 200
-        assert [call.rollout_id for call in r.calls()] == ["77" * 14, None, None]
-        assert r.gateway.parts.metrics.value(REQUESTS_UNPROVED) == 0
+    r.engine.replies.extend(Reply("ok") for _ in range(3))
+    for headers in (NOTHING | {"x-rollout-id": "77" * 14}, NOTHING, by_host()):
+        assert (await r.post(CHAT, {"messages": ASK}, **headers))[0] == 200
+    assert [call.rollout_id for call in r.calls()] == ["77" * 14, None, None]
+    assert r.gateway.parts.metrics.value(REQUESTS_UNPROVED) == 0
 
 
-async def test_an_attempt_moves_with_its_runner_to_another_host() -> None:
+async def test_an_attempt_moves_with_its_runner_to_another_host(r: Rig) -> None:
     """A host that ended before it was given the attempt leaves it to another: the last `/begin` says which."""
-    async with rig() as r:
-        r.engine.replies.append(Reply("ok"))
-        await r.begin()
-        other = new_host()
-        await r.begin(host=other)
-        path = ATTEMPT_PATH + CHAT
-        assert (await r.post(path, {"messages": ASK}, **by_host(other)))[0] == 200
-        assert (await r.post(path, {"messages": ASK}, **by_host()))[1]["error"]["code"] == "other_host"
+    r.engine.replies.append(Reply("ok"))
+    other = new_host()
+    await r.begin(host=other)
+    path = ATTEMPT_PATH + CHAT
+    assert (await r.post(path, {"messages": ASK}, **by_host(other)))[0] == 200
+    assert (await r.post(path, {"messages": ASK}, **by_host()))[1]["error"]["code"] == "other_host"
 
 
 async def test_an_attempt_that_has_ended_enters_no_later_one() -> None:

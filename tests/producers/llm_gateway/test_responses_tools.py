@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.fake_engine.scripted import Reply, tool_call_text
 from tests.producers.llm_gateway.edge import STARTED, finished
-from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, rig
+from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig
 from tests.producers.llm_gateway.strictly import parsed_as, server_sent
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, NamedTool
 from tracegrad.producers.llm_gateway.api.events import Event, ToolCalled
@@ -99,23 +99,21 @@ def test_tools_of_all_kinds_are_functions_and_those_of_openai_are_left_out() -> 
 
 @pytest.mark.parametrize(("name", "arguments", "item"), CALLS.values(), ids=CALLS)
 async def test_a_call_goes_out_in_its_own_form_and_comes_back_as_it_was_sampled(
-    name: str, arguments: dict[str, Any], item: dict[str, Any]
+    r: Rig, name: str, arguments: dict[str, Any], item: dict[str, Any]
 ) -> None:
     """The next prompt extends; the client has its item, whole and streamed."""
     body: dict[str, Any] = {"model": "policy", "store": False, "tools": TOOLS}
     items: list[Any] = [{"role": "user", "content": "go"}]
-    async with rig() as r:
-        r.engine.replies.extend([Reply(tool_call_text(name, **arguments)), Reply("done")])
-        await r.begin()
-        status, answer = await r.post(PATH, {**body, "input": items})
-        (made,) = answer["output"]
-        (call,) = r.calls()
-        assert status == 200 and made == made | item | {"status": "completed", "call_id": call.tool_calls[0].id}
-        kind = RESULTS.get(made["type"], "function_call_output")
-        result = {"type": kind, "call_id": made["call_id"], "output": "ok", "tools": []}
-        assert (await r.post(PATH, {**body, "input": [*items, made, result]}))[0] == 200
-        assert [call.splice.kind for call in r.calls()] == ["first", "extended"]
-        assert r.gateway.parts.metrics.value(TOOLS_LEFT_OUT, "web_search") == 2
+    r.engine.replies.extend([Reply(tool_call_text(name, **arguments)), Reply("done")])
+    status, answer = await r.post(PATH, {**body, "input": items})
+    (made,) = answer["output"]
+    (call,) = r.calls()
+    assert status == 200 and made == made | item | {"status": "completed", "call_id": call.tool_calls[0].id}
+    kind = RESULTS.get(made["type"], "function_call_output")
+    result = {"type": kind, "call_id": made["call_id"], "output": "ok", "tools": []}
+    assert (await r.post(PATH, {**body, "input": [*items, made, result]}))[0] == 200
+    assert [call.splice.kind for call in r.calls()] == ["first", "extended"]
+    assert r.gateway.parts.metrics.value(TOOLS_LEFT_OUT, "web_search") == 2
 
 
 @pytest.mark.parametrize(("name", "arguments", "item"), CALLS.values(), ids=CALLS)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.fake_engine.scripted import ScriptedEngine
-from tests.producers.llm_gateway.harness import ASK, rig
+from tests.producers.llm_gateway.harness import ASK, Rig, rig
 from tests.versions import label
 
 ASKED = {"model": "policy", "messages": ASK, "temperature": 0.2, "top_p": 0.5, "logit_bias": {"5": 3}, "max_tokens": 8}
@@ -48,14 +48,13 @@ async def test_an_unknown_version_answers_nothing_that_is_to_train() -> None:
         assert [span.version for span in call.versions] == [0]
 
 
-async def test_an_answer_to_a_tool_answers_no_user() -> None:
+async def test_an_answer_to_a_tool_answers_no_user(r: Rig) -> None:
     """Nor does one that goes on from an answer."""
-    async with rig() as r:
-        call = {"id": "call_x", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
-        messages = [
-            *ASK,
-            {"role": "assistant", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "call_x", "content": "42"},
-        ]
-        assert (await r.post(PATH, {"model": "policy", "messages": messages}))[0] == 200
-        assert [call.answers_user for call in r.calls()] == [False]
+    call = {"id": "call_x", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
+    messages = [
+        *ASK,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_x", "content": "42"},
+    ]
+    assert (await r.post(PATH, {"model": "policy", "messages": messages}))[0] == 200
+    assert [call.answers_user for call in r.calls()] == [False]

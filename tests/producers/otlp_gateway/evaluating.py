@@ -13,24 +13,6 @@ from tracegrad.producers.feedback_names import RangeConfig
 from tracegrad.schemas.ids import new_call, new_tool_call
 from tracegrad.schemas.records.rollouts import Reward
 
-__all__ = [
-    "ANSWER",
-    "BY_ID",
-    "EVENT",
-    "GOOD",
-    "KEY",
-    "NAMES",
-    "OTHER",
-    "TOOL",
-    "TRACE",
-    "Said",
-    "attributes",
-    "log",
-    "said",
-    "scored",
-    "span",
-]
-
 KEY = "5e" * 16
 ANSWER, TOOL = new_call(KEY), new_tool_call(KEY)
 TRACE, OTHER = "ab" * 16, "cd" * 16

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from tests.memory_log import MemoryLog
-from tests.producers.keys import KEY, by_host
+from tests.producers.keys import KEY, TOPICS, by_host
 from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, span_ids
 from tests.serving import serve
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
@@ -34,13 +34,12 @@ from tracegrad.producers.otlp_gateway.grpc_door import GrpcDoor
 from tracegrad.producers.otlp_gateway.receive import Receiver
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
-from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.metrics import LOG_RECORDS, REQUESTS_REFUSED, REQUESTS_UNPROVED, SPANS, Metrics
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
 RUN_HASH = RunHash("5e" * 4)
-TOPICS = Topics(run=RunName("test"))
 TRACES = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 LOGS = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 PLAIN = request_of([(TRACE, 1)]).SerializeToString()

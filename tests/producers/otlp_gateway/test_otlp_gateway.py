@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from tests.memory_log import MemoryLog
-from tests.producers.keys import KEY
+from tests.producers.keys import KEY, TOPICS
 from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, span_ids
 from tracegrad.producers.otlp_gateway import receive
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
@@ -28,22 +28,14 @@ from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.decode import decode_body
 from tracegrad.producers.otlp_gateway.receive import weigh_protobuf
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
-from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.reasons import row_of
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic
 
-TOPICS = Topics(run=RunName("test"))
 SPANS = TOPICS.name(Topic.OTLP_SPANS)
 DEAD = TOPICS.name(Topic.DEAD_LETTERS)
 PROTOBUF = {"content-type": "application/x-protobuf"}
-
-
-@pytest.fixture
-def log(memory_log: MemoryLog) -> MemoryLog:
-    """With the topics of a run."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    return memory_log
 
 
 def client_of(log: MemoryLog, **settings: Any) -> httpx.AsyncClient:

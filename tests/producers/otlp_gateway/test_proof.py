@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from tests.memory_log import MemoryLog
-from tests.producers.keys import HOST, KEY, RUN_HASH, bearer, by_host, by_runner
+from tests.producers.keys import HOST, KEY, RUN_HASH, TOPICS, bearer, by_host, by_runner
 from tests.producers.otlp_gateway.bodies import request_of, span_ids
 from tests.streams.make import otlp, span
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
@@ -21,13 +21,11 @@ from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.proof import may_name
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.credentials import attempt_holder, credential
-from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import REQUESTS_UNPROVED, Metrics
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic
 
 NUM_TRIES = int(os.environ.get("TRACEGRAD_TEST_TRIES", "100"))
 """Of each form; the long form of this test is a larger one."""
-TOPICS = Topics(run=RunName("test"))
 ROLLOUT, ATTEMPT, OTHER = RUN_HASH + "0" * 20, "0a0b", "0bad"
 EPISODE, TRACE = bytes.fromhex(ROLLOUT + ATTEMPT), bytes.fromhex("77" * 16)
 PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/traces"

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from tests.memory_log import MemoryLog
-from tests.producers.keys import HOST, KEY, RUN_HASH, bearer, by_host, by_runner
+from tests.producers.keys import HOST, KEY, RUN_HASH, TOPICS, bearer, by_host, by_runner
 from tests.producers.mutants import mutants
 from tests.producers.otlp_gateway.evaluating import ANSWER, BY_ID, EVENT, GOOD, NAMES, log, scored, span
 from tests.producers.otlp_gateway.test_grpc import LOGS as GRPC_LOGS
@@ -31,12 +31,11 @@ from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.credentials import credential, feedback_holder
 from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.metrics import EVALUATIONS_IGNORED, FEEDBACK, FEEDBACK_REFUSED, SPANS, Metrics
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic
 
-TOPICS = Topics(run=RunName("test"))
 TOKEN = bearer(feedback_holder(RUN_HASH))
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
@@ -74,6 +73,7 @@ class Door:
 
     def __init__(self, log: MemoryLog, *, names: Any = NAMES, **settings: Any) -> None:
         self.log, self.metrics = log, Metrics()
+        log.create_topics(TOPICS, policies=["policy"])
         handles = OtlpHandles(port=0, run_hash=RUN_HASH, key=KEY, ack_timeout_s=8.0, feedback_names=names)
         gateway = OtlpGateway(OtlpConfig(**settings), handles, topics=TOPICS, writer=log.writer(), metrics=self.metrics)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=gateway.app), base_url="http://gateway")
@@ -97,7 +97,6 @@ class Door:
 @pytest.fixture
 def door(memory_log: MemoryLog) -> Door:
     """With the topics of a run."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
     return Door(memory_log)
 
 
@@ -146,7 +145,6 @@ async def test_without_the_reward_token_none_counts(door: Door, headers: dict[st
 
 async def test_where_the_gateway_has_a_token_the_reward_token_is_one(memory_log: MemoryLog) -> None:
     """As an agent's credential is; no token at all is refused."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
     door = Door(memory_log, token="s3cret")
     assert (await door.post(logs(log(BY_ID)), {})).status_code == 401
     assert (await door.post(logs(log(BY_ID)))).status_code == 200
@@ -155,7 +153,6 @@ async def test_where_the_gateway_has_a_token_the_reward_token_is_one(memory_log:
 
 async def test_a_run_without_feedback_reads_none(memory_log: MemoryLog) -> None:
     """And counts none."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
     door = Door(memory_log, names=None)
     assert (await door.post(logs(log(BY_ID)))).status_code == 200
     assert (await door.post(logs(log(BY_ID)), {})).status_code == 200
@@ -219,7 +216,6 @@ async def test_a_log_that_is_away_loses_and_doubles_nothing(door: Door, num_befo
 
 async def test_it_answers_only_when_the_log_has_the_rewards(memory_log: MemoryLog) -> None:
     """Spans that are acknowledged are not enough."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
     door = Door(memory_log)
     memory_log.hold()
     asking = asyncio.create_task(door.post(logs(log(BY_ID))))
@@ -235,7 +231,6 @@ async def test_it_answers_only_when_the_log_has_the_rewards(memory_log: MemoryLo
 async def test_many_evaluations_are_accounted_for(memory_log: MemoryLog) -> None:
     """What they become is taken from the request's share: a request that could never fit gets 413 and leaves
     nothing."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
     door = Door(memory_log, max_inflight_bytes=250_000, max_body_bytes=100_000)
     request = logs(*(log(BY_ID, span=number) for number in range(1, 400)))
     answer = await door.post(request)
@@ -271,7 +266,6 @@ SPAN_BODY = as_json(
 @given(of_logs=mutants(BODY), of_spans=mutants(SPAN_BODY))
 async def test_no_body_is_our_fault(memory_log: MemoryLog, of_logs: bytes, of_spans: bytes) -> None:
     """Never a 5xx, and what is on the log is a usable value of a declared name."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
     door = Door(memory_log)
     headers = {"content-type": "application/json", **TOKEN}
     for path, body in (("/v1/logs", of_logs), ("/v1/traces", of_spans)):

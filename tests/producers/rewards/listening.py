@@ -14,8 +14,6 @@ from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 
-__all__ = ["listening"]
-
 
 @contextmanager
 def listening(log: MemoryLog, topics: Topics, config: FeedbackConfig) -> Iterator[str]:

@@ -18,22 +18,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.memory_log import MemoryLog
-from tests.producers.keys import KEY, RUN_HASH
+from tests.producers.keys import KEY, RUN_HASH, TOPICS
 from tests.producers.rewards.listening import listening
 from tests.serving import Background, serve
 from tracegrad.producers.client.feedback import REWARD_TOKEN, REWARDS_URL
 from tracegrad.producers.feedback_names import RangeConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.schemas.credentials import credential, feedback_holder
-from tracegrad.schemas.ids import RunName, conversation_key
+from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "feedback" / "from_elsewhere.py"
 READINGS = json.loads((Path(__file__).parent / "langfuse.json").read_text())["readings"]
-TOPICS = Topics(run=RunName("test"))
 TRACE = "5e" * 16
 NAMES = {"thumb": RangeConfig(low=0.0, high=1.0), "quality": RangeConfig(low=0.0, high=5.0)}
 

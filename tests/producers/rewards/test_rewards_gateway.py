@@ -44,6 +44,7 @@ class Door:
 
     def __init__(self, log: MemoryLog) -> None:
         self.log = log
+        log.create_topics(TOPICS, policies=["policy"])
         self.metrics = Metrics()
         self.receipts = Receipts(trains=False, wait_s=0.0)
         config = FeedbackConfig(names=NAMES)
@@ -71,7 +72,6 @@ class Door:
 @pytest.fixture
 async def door(memory_log: MemoryLog) -> AsyncIterator[Door]:
     """With the topics of a run."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
     made = Door(memory_log)
     yield made
     await made.http.aclose()
@@ -236,7 +236,6 @@ async def test_it_answers_when_the_log_has_it_and_503_when_not(door: Door) -> No
 @given(body=mutants({"rewards": [{"response_id": ANSWER, "value": 1, "name": "stars", "idempotency_key": "k"}] * 2}))
 async def test_no_body_is_our_fault(memory_log: MemoryLog, body: bytes) -> None:
     """Never a 5xx, and what is accepted is on the log."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
     door = Door(memory_log)
     before = len(door.written())
     answer = await door.http.post("/v1/rewards", content=body, headers=TOKEN)
