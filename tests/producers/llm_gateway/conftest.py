@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.engine_fixture import SMALL, RunningEngine, started
-from tests.producers.llm_gateway.harness import Rig, rig
+from tests.producers.llm_gateway.harness import Rig, begun
 from tests.producers.llm_gateway.taught_model import DATA, OWN_TOKENIZER, TEMPLATES, make_taught_model
 from tests.versions import label
 
@@ -18,8 +18,7 @@ from tests.versions import label
 @pytest.fixture
 async def r() -> AsyncIterator[Rig]:
     """A gateway at which the attempt has begun."""
-    async with rig() as made:
-        await made.begin()
+    async with begun() as made:
         yield made
 
 

@@ -155,6 +155,14 @@ async def rig(
         yield Rig(gateway_url, engine, log, gateway, http, signed)
 
 
+@contextlib.asynccontextmanager
+async def begun(engine: ScriptedEngine | None = None, **settings: Any) -> AsyncIterator[Rig]:
+    """As `rig`; the attempt has begun."""
+    async with rig(engine, **settings) as r:
+        await r.begin()
+        yield r
+
+
 async def until(condition: Any, timeout_s: float = 5.0) -> None:
     """Waits for a condition that other tasks bring about."""
     deadline = time.monotonic() + timeout_s

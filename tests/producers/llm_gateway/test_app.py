@@ -9,7 +9,7 @@ import pytest
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
 from tests.fake_engine.tokenizer import EOT
-from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, GENERATE, ROLLOUT, Rig, full_prompt, rig
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, GENERATE, ROLLOUT, Rig, begun, full_prompt, rig
 from tests.versions import label, sampled_by
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.metrics import CALLS_NOT_REMEMBERED, SESSIONS_FORGOTTEN
@@ -43,9 +43,8 @@ async def test_a_call_is_recorded_with_ids_logprobs_and_version(r: Rig) -> None:
 
 async def test_training_writes_every_sampling_field() -> None:
     """What the agent asks for does not reach the engine; the policy's own temperature does."""
-    async with rig(policy=PolicyConfig(model="none", temperature=0.7, max_tokens=40)) as r:
+    async with begun(policy=PolicyConfig(model="none", temperature=0.7, max_tokens=40)) as r:
         r.engine.replies.append(Reply("x"))
-        await r.begin()
         await r.chat(ASK, temperature=0, top_p=0.1, seed=5, presence_penalty=1.0, max_tokens=9, top_k=3)
         (body,) = r.asked(GENERATE)
         assert body["sampling_params"] == {
@@ -111,9 +110,8 @@ async def test_a_changed_history_starts_a_new_segment_with_its_reason(r: Rig, ch
 
 async def test_a_template_that_drops_history_starts_a_new_segment() -> None:
     """What the model would no longer see is not put back."""
-    async with rig(ScriptedEngine(label=label(0), forgetful=True)) as r:
+    async with begun(ScriptedEngine(label=label(0), forgetful=True)) as r:
         r.engine.replies.extend([Reply("one 12"), Reply("two 34"), Reply("three")])
-        await r.begin()
         messages: list[Any] = list(ASK)
         for _ in range(3):
             answer = await r.chat(messages)
@@ -205,9 +203,8 @@ async def test_end_closes_the_attempt_and_can_be_asked_again(r: Rig) -> None:
 
 async def test_strict_is_kept_where_the_settings_allow_it() -> None:
     """`[llm] allow_strict`."""
-    async with rig(allow_strict=True) as r:
+    async with begun(allow_strict=True) as r:
         r.engine.replies.append(Reply("a"))
-        await r.begin()
         await r.chat(ASK, tools=[{"type": "function", "function": {"name": "calc", "strict": True}}])
         assert r.asked("/v1/chat/completions/render")[0]["tools"][0]["function"]["strict"] is True
 
@@ -246,8 +243,7 @@ async def test_streaming_sends_the_finished_message_in_chunks(r: Rig) -> None:
 @pytest.mark.slow
 async def test_a_streamed_failure_keeps_its_status_when_nothing_was_sent() -> None:
     """And is an event afterwards."""
-    async with rig(engine_wait_s=0.2, keep_alive_s=0.05) as r:
-        await r.begin()
+    async with begun(engine_wait_s=0.2, keep_alive_s=0.05) as r:
         status, _ = await r.post(
             f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions", {"messages": ASK, "n": 0, "stream": True}
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fake_engine.scripted import Reply
-from tests.producers.llm_gateway.harness import ASK, ATTEMPT, GENERATE, ROLLOUT, Rig, rig, until
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, GENERATE, ROLLOUT, Rig, begun, until
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +50,7 @@ async def test_a_body_that_is_no_chat_request_is_a_400(r: Rig, body: bytes) -> N
 
 async def test_what_a_request_may_cost_is_bounded() -> None:
     """Body size and calls at once."""
-    async with rig(max_body_bytes=1000, max_inflight=1) as r:
-        await r.begin()
+    async with begun(max_body_bytes=1000, max_inflight=1) as r:
         assert (await r.chat_raw([{"role": "user", "content": "x" * 2000}]))[0] == 413
         r.engine.running.clear()
         r.engine.replies.append(Reply("ok"))

@@ -12,7 +12,7 @@ from openai.types.responses import Response
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
 from tests.producers.keys import HOST, KEY
-from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, rig
+from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, begun, rig
 from tests.producers.llm_gateway.merging import assert_merged, rows_of
 from tests.versions import label
 from tracegrad.schemas.credentials import credential
@@ -84,8 +84,7 @@ async def test_an_anthropic_agent_is_answered_and_its_turns_merge(is_async: bool
     """Tool call, result, answer; the SDK's ids are the records'."""
     engine = ScriptedEngine(label=label(0))
     engine.replies.extend(REPLIES)
-    async with rig(engine) as r:
-        await r.begin()
+    async with begun(engine) as r:
         if is_async:
             first, last = await anthropic_async_agent(r, is_stream=is_stream)
         else:
@@ -172,8 +171,7 @@ async def test_a_responses_agent_is_answered_and_its_turns_merge(is_async: bool,
     """Whether it repeats the conversation or names the response before."""
     engine = ScriptedEngine(label=label(0))
     engine.replies.extend(REPLIES)
-    async with rig(engine) as r:
-        await r.begin()
+    async with begun(engine) as r:
         if is_async:
             first, last = await responses_async_agent(r, is_stream=is_stream, by_id=by_id)
         else:

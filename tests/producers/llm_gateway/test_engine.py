@@ -15,7 +15,7 @@ import pytest
 
 from tests.engine_fixture import RunningEngine
 from tests.producers.keys import HOST, KEY
-from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, full_prompt, rig, until
+from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, begun, full_prompt, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.producers.llm_gateway.taught_model import ANSWERS, OWN_TOKENIZER, TEMPLATES, tools_for
 from tests.serving import ENGINE_TOKEN
@@ -189,8 +189,7 @@ def _essence(answer: Any) -> Any:
 async def test_a_grammar_is_honoured_and_marked(engine: tuple[str, Path]) -> None:
     """response_format json_object: the engine samples under it."""
     url, _ = engine
-    async with rig(engine_url=url, engine_wait_s=60) as r:
-        await r.begin()
+    async with begun(engine_url=url, engine_wait_s=60) as r:
         fields: dict[str, Any] = {"response_format": {"type": "json_object"}, "max_tokens": 20}
         await r.chat([{"role": "user", "content": "say something"}], **fields)
         (call,) = r.calls()
@@ -200,8 +199,7 @@ async def test_a_grammar_is_honoured_and_marked(engine: tuple[str, Path]) -> Non
 async def test_calls_wait_while_the_engine_is_paused(engine: tuple[str, Path]) -> None:
     """As weight sync pauses it: the call ends after the resume."""
     url, _ = engine
-    async with rig(engine_url=url, engine_wait_s=60) as r:
-        await r.begin()
+    async with begun(engine_url=url, engine_wait_s=60) as r:
         async with r.http.post(url + "/pause?mode=keep", headers=OWN) as response:
             assert response.status == 200
         call = asyncio.create_task(r.chat([{"role": "user", "content": "say something"}], max_tokens=8))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fake_engine.scripted import EngineFault, Reply, ScriptedEngine
 from tests.producers.keys import by_host
-from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, Rig, rig, until
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, GENERATE, ROLLOUT, TOPICS, Rig, begun, rig, until
 from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
 from tracegrad.producers.llm_gateway.config import EngineRef
@@ -28,9 +28,6 @@ from tracegrad.schemas.metrics import (
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
-
-ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
-GENERATE = "/inference/v1/generate"
 
 
 async def test_content_leaves_only_after_the_record_is_acknowledged(r: Rig) -> None:
@@ -59,8 +56,7 @@ async def test_a_refused_record_is_a_503_and_no_call(r: Rig) -> None:
 
 async def test_a_client_that_leaves_within_its_request_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """A killed agent's half body is one refused request, not a traceback."""
-    async with rig() as r:
-        await r.begin()
+    async with begun() as r:
         host, _, port = r.url.removeprefix("http://").partition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
@@ -136,18 +132,16 @@ async def test_an_answer_that_a_request_provokes_is_no_fault_of_ours() -> None:
     def fail(*_: object) -> Reply:
         raise EngineFault(500)
 
-    async with rig(ScriptedEngine(label=label(0), policy=fail)) as r:
-        await r.begin()
+    async with begun(ScriptedEngine(label=label(0), policy=fail)) as r:
         assert (await r.chat_raw(ASK))[0] == 502
         assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[1]["fault"] is None
 
 
 async def test_calls_of_no_attempt_refuse_none_of_an_attempt() -> None:
     """Or an agent that dislikes its answer would flood the gateway without a name, and be tried again for the 503."""
-    async with rig(max_inflight=4, max_inflight_bytes=4_000) as r:
+    async with begun(max_inflight=4, max_inflight_bytes=4_000) as r:
         r.engine.running.clear()
         r.engine.replies.extend([Reply("42")] * 9)
-        await r.begin()
         body = {"messages": [{"role": "user", "content": "x" * 900}]}
         flood = [asyncio.create_task(r.http.post(f"{r.url}/v1/chat/completions", json=body)) for _ in range(8)]
         await until(lambda: sum(call.done() for call in flood) + len(r.asked(GENERATE)) == 8)
@@ -163,10 +157,9 @@ async def test_calls_of_no_attempt_refuse_none_of_an_attempt() -> None:
 
 async def test_each_choice_takes_a_slot() -> None:
     """Or sixteen times the bound would be sampled at once."""
-    async with rig(max_inflight=4) as r:
+    async with begun(max_inflight=4) as r:
         r.engine.running.clear()
         r.engine.replies.extend([Reply("42")] * 7)
-        await r.begin()
         first = asyncio.create_task(r.chat_raw(ASK, n=3))
         await until(lambda: len(r.asked(GENERATE)) == 3)
         assert (await r.chat_raw(ASK, n=2))[0] == 503
@@ -188,9 +181,8 @@ async def test_end_tells_whether_the_agent_waited_for_an_answer(r: Rig, is_waiti
 
 async def test_end_cancels_what_still_samples_past_its_wait() -> None:
     """A paused engine does not keep an attempt open: the call gets 410 and leaves no record."""
-    async with rig(end_wait_s=0.05) as r:
+    async with begun(end_wait_s=0.05) as r:
         r.engine.running.clear()
-        await r.begin()
         call = asyncio.create_task(r.chat_raw(ASK))
         await until(lambda: r.asked(GENERATE))
         assert await r.end() == []
@@ -216,8 +208,7 @@ async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(r: R
 async def test_a_version_that_gives_nan_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else every rollout is aborted, every group excluded, and the run ends as a success that trained nothing."""
     monkeypatch.setattr(generate, "_MAX_NOT_FINITE", 3)
-    async with rig(ScriptedEngine(label=label(0), has_nan_weights=True), engine_wait_s=3.0) as r:
-        await r.begin()
+    async with begun(ScriptedEngine(label=label(0), has_nan_weights=True), engine_wait_s=3.0) as r:
         status, _ = await r.chat_raw(ASK)
         assert status == 503 and not r.calls()
         fatal = r.gateway.versions.fatal
@@ -235,8 +226,7 @@ async def test_answers_with_numbers_between_raise_no_alarm(monkeypatch: pytest.M
         return Reply("42")
 
     engine.policy = sample
-    async with rig(engine, engine_wait_s=3.0) as r:
-        await r.begin()
+    async with begun(engine, engine_wait_s=3.0) as r:
         for _ in range(2):
             await r.chat(ASK)
         assert r.gateway.versions.fatal is None and r.gateway.parts.metrics.value(GENERATIONS_REFUSED) == 4
@@ -247,9 +237,8 @@ async def test_answers_with_numbers_between_raise_no_alarm(monkeypatch: pytest.M
 
 async def test_a_version_published_a_moment_ago_is_awaited() -> None:
     """The engine may serve it before the gateway has read of it."""
-    async with rig(ScriptedEngine(label=label(1)), lineage_lag_s=5.0) as r:
+    async with begun(ScriptedEngine(label=label(1)), lineage_lag_s=5.0) as r:
         r.engine.replies.append(Reply("new"))
-        await r.begin()
         call = asyncio.create_task(r.chat(ASK))
         await until(lambda: r.asked(GENERATE))
         r.publish(1)
@@ -303,8 +292,7 @@ async def test_a_500_is_asked_again_at_once_even_when_waiting_is_over(caplog: py
 
 async def test_an_engine_that_stays_away_is_a_503_with_retry_after() -> None:
     """Within the bounded wait; /health does not depend on the engine."""
-    async with rig(engine_url="http://127.0.0.1:9", engine_wait_s=0.2) as r:
-        await r.begin()
+    async with begun(engine_url="http://127.0.0.1:9", engine_wait_s=0.2) as r:
         path = f"{r.url}/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
         async with r.http.post(path, json={"messages": ASK}) as response:
             assert (response.status, response.headers["retry-after"] in "1234") == (503, True)

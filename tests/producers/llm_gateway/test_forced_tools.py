@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
-from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, Rig, rig
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, Rig, begun, rig
 from tests.versions import label
 from tracegrad.schemas.metrics import CALLS_UNFORCED
 
@@ -72,17 +72,15 @@ async def test_a_captured_agents_word_holds_where_its_calls_do_not_train(
 
 async def test_a_forced_tool_is_kept_where_the_settings_allow_it() -> None:
     """Also in a rollout that trains: its tokens then leave the loss."""
-    async with rig(allow_forced=True) as r:
+    async with begun(allow_forced=True) as r:
         r.engine.replies.append(Reply(_CALLED))
-        await r.begin()
         await r.chat(ASK, tools=CALC, tool_choice="required")
         assert [call.is_constrained for call in r.calls()] == [True]
 
 
 async def test_a_parser_that_forces_whatever_is_asked_is_not_obeyed() -> None:
     """GLM-4.7's derives a grammar from tools alone; a grammar that the request asks for stays, marked."""
-    async with rig(ScriptedEngine(label=label(0), forces_auto=True)) as r:
-        await r.begin()
+    async with begun(ScriptedEngine(label=label(0), forces_auto=True)) as r:
         for asked in ({}, {"tool_choice": "required"}, {"response_format": {"type": "text"}}):
             r.engine.replies.append(Reply(_CALLED))
             await r.chat(ASK, tools=CALC, **asked)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
 from tests.producers.keys import KEY, RUN_HASH, bearer
-from tests.producers.llm_gateway.harness import ATTEMPT, CALC, EPISODE, ROLLOUT, TOPICS, Rig, rig
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, EPISODE, GENERATE, ROLLOUT, TOPICS, Rig, rig
 from tests.streams.make import Streams, agent_span, config, event, otlp, reward, span
 from tracegrad.schemas.credentials import attempt_holder, credential
 from tracegrad.schemas.ids import key_in
@@ -14,9 +14,6 @@ from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, DEAD_LETTERS, RE
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
-
-ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
-GENERATE = "/inference/v1/generate"
 
 
 async def test_an_attempt_not_begun_here_gets_409() -> None:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.fake_engine.scripted import Reply
-from tests.producers.llm_gateway.harness import rig
+from tests.producers.llm_gateway.harness import begun
 from tests.serving import ENGINE_TOKEN
 from tests.versions import label
 
@@ -18,9 +18,8 @@ async def test_no_line_holds_a_prompt_an_answer_or_a_secret(caplog: pytest.LogCa
     """Of calls that are answered, refused, unreadable, of an engine that answers under a wrong label."""
     caplog.set_level(logging.DEBUG, logger="tracegrad")
     ask = [{"role": "user", "content": PROMPT}]
-    async with rig(engine_wait_s=0.3) as r:
+    async with begun(engine_wait_s=0.3) as r:
         r.engine.replies.append(Reply(ANSWER))
-        await r.begin()
         assert (await r.chat(ask))["choices"][0]["message"]["content"] == ANSWER
         statuses = [
             (await r.chat_raw(ask, model=PROMPT))[0],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fake_engine.scripted import Reply
-from tests.producers.llm_gateway.harness import ASK, GENERATE, Rig, rig
+from tests.producers.llm_gateway.harness import ASK, GENERATE, Rig, begun, rig
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 
 pytestmark = pytest.mark.slow
@@ -27,9 +27,8 @@ async def test_another_model_is_never_answered_by_the_policy(r: Rig, begun: bool
 
 async def test_an_alias_is_the_policy() -> None:
     """By its exact spelling; the answer and the list of models repeat it, the record names the policy."""
-    async with rig(policy=PolicyConfig(model="none", aliases=("gpt-4o-mini",))) as r:
+    async with begun(policy=PolicyConfig(model="none", aliases=("gpt-4o-mini",))) as r:
         r.engine.replies.append(Reply("42"))
-        await r.begin()
         answer = await r.chat(ASK, model="gpt-4o-mini")
         assert answer["model"] == "gpt-4o-mini"
         assert [call.policy for call in r.calls()] == ["policy"]

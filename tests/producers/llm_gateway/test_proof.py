@@ -9,7 +9,7 @@ import pytest
 
 from tests.fake_engine.scripted import Reply
 from tests.producers.keys import HOST, KEY, RUN_HASH, bearer, by_host, by_runner
-from tests.producers.llm_gateway.harness import ATTEMPT, EPISODE, ROLLOUT, TOPICS, Rig, rig
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, EPISODE, ROLLOUT, TOPICS, Rig, begun, rig
 from tracegrad.schemas.credentials import attempt_holder, credential, new_host, runner_holder
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.metrics import REQUESTS_UNPROVED, SESSIONS_FORGOTTEN
@@ -17,7 +17,6 @@ from tracegrad.schemas.topics import Topic
 
 NUM_TRIES = int(os.environ.get("TRACEGRAD_TEST_TRIES", "100"))
 """Of each form; the long form of this test is a larger one."""
-ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
 CHAT = "/v1/chat/completions"
 ATTEMPT_PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}"
 NOTHING = {"x-api-key": "tracegrad"}
@@ -63,9 +62,8 @@ FORMS: dict[str, tuple[str, str, dict[str, str]]] = {
 async def test_a_claim_without_proof_is_refused(form: str) -> None:
     """403 each time, counted with its reason; nothing is sampled, recorded or put aside, and nobody is evicted."""
     reason, path, headers = FORMS[form]
-    async with rig(max_attempts=3) as r:
+    async with begun(max_attempts=3) as r:
         r.engine.replies.extend([Reply("42"), Reply("43")])
-        await r.begin()
         await r.begin(attempt="0bad", host=None)
         for _ in range(NUM_TRIES):
             status, answer = await r.post(path, _body_of(path), **headers)

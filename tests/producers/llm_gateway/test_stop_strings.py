@@ -9,7 +9,7 @@ import pytest
 from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
 from tests.fake_engine.tokenizer import EOT
 from tests.producers.keys import RUN_HASH
-from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, Rig, full_prompt, rig
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, Rig, begun, full_prompt
 from tests.producers.llm_gateway.merging import assert_merged, rows_of
 from tests.streams.make import Streams, config, event, reward
 from tests.versions import label
@@ -92,8 +92,7 @@ async def test_ids_are_gone_on_from_only_where_they_say_what_the_agent_repeats(
     """But for white space at the end; else a new segment, in the template's own words."""
     engine = CoarseTokens(label=label(0))
     engine.beyond = len(behind)
-    async with rig(engine) as r:
-        await r.begin()
+    async with begun(engine) as r:
         await two_turns(r, back, said=f"look{stop}{behind}and more", stop=stop)
         first, second = r.calls()
         assert first.stop_text == stop + behind

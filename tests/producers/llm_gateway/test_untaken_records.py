@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from tests.producers.llm_gateway.harness import rig
+from tests.producers.llm_gateway.harness import ASK, begun
 from tracegrad.producers.llm_gateway.config import Timings
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import CALLS_FAILED, CALLS_TOO_LARGE, CALLS_UNACKNOWLEDGED
 
-ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
-
 
 async def test_a_record_that_kafka_does_not_take_is_counted_by_why() -> None:
     """Not acknowledged in time, and larger than any record may be; the agent gets an error either way."""
-    async with rig(timings=Timings(append_timeout_s=0.01)) as r:
-        await r.begin()
+    async with begun(timings=Timings(append_timeout_s=0.01)) as r:
         r.log.hold()
         assert (await r.chat_raw(ASK))[0] == 503
         assert r.gateway.parts.metrics.value(CALLS_UNACKNOWLEDGED) == 1
