@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from tests.packaging.programs import PROGRAMS, ROOT, declared, libraries, requirements
+from tests.house import ROOT
+from tests.packaging.programs import PROGRAMS, declared, libraries, requirements
 
 NEVER_IMPORTED = {
     "aiokafka": "Faust's driver of Kafka",

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
-import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from google.protobuf import json_format  # type: ignore[import-untyped]
-from google.protobuf.message import Message  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -211,22 +207,6 @@ def otlp(*spans: Span, service: str = "agent", is_counted: bool = False, **resou
         resource_spans=[ResourceSpans(resource=Resource(attributes=attributes), scope_spans=[ScopeSpans(spans=spans)])]
     ).SerializeToString()
     return value
-
-
-def otlp_json(request: Message) -> bytes:
-    """A request as a Collector's Kafka exporter writes it under `encoding: otlp_json`: ids in hex."""
-
-    def in_hex(value: Any) -> Any:
-        if isinstance(value, list):
-            return [in_hex(one) for one in value]
-        if not isinstance(value, dict):
-            return value
-        return {
-            key: base64.b64decode(one).hex() if key in ("traceId", "spanId", "parentSpanId") else in_hex(one)
-            for key, one in value.items()
-        }
-
-    return json.dumps(in_hex(json_format.MessageToDict(request))).encode()
 
 
 def spans_of(requests: Iterable[bytes]) -> list[tuple[str, Span]]:

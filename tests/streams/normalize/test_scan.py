@@ -9,13 +9,13 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.streams.collector_json import otlp_json
 from tests.streams.make import (
     RUN_HASH,
     TOPICS,
     agent_span,
     config,
     otlp,
-    otlp_json,
     pairs,
     rollout,
     signed_by,
