@@ -100,10 +100,12 @@ class ChatEndpoints:
     ) -> ASGIApp:
         """Reads a request, and lets the model that it means answer: an upstream, or `serve` for the policy."""
         parts = self._parts
-        caller, session = await self._caller(http)
+        holder = holder_of(http, parts.handles.key)
+        caller = judge(claims_of(http), holder, parts.handles.run_hash, conversation_of(http.headers))
+        session = parts.sessions.find(caller)
         # Without a token anybody is let in, an attempt's code too that hides its key.
         is_hidden = parts.config.token is None and parts.sessions.has_attempts
-        is_recorded = leaves_record(http, session is not None or caller.holder is not None, is_hidden)
+        is_recorded = leaves_record(http, session is not None or holder is not None, is_hidden)
         if not is_recorded:
             parts.metrics.add(CALLS_OPTED_OUT)
         if session is not None:
@@ -208,13 +210,6 @@ class ChatEndpoints:
             self._captured.answered(asked.session, asked.caller, asked.request, asked_for)
         return served
 
-    async def _caller(self, http: Request) -> tuple[Caller, AttemptSession | None]:
-        """Who asks, and in which attempt; None for a captured agent."""
-        parts = self._parts
-        holder = holder_of(http, parts.handles.key)
-        caller = judge(claims_of(http), holder, parts.handles.run_hash, conversation_of(http.headers))
-        return caller, parts.sessions.find(caller)
-
     def _settle(
         self,
         session: AttemptSession | CapturedSession,
@@ -231,7 +226,7 @@ class ChatEndpoints:
             session.last_fault = 503 if error is not None and status_of(error) == 503 else None
         else:
             for watch in watches:
-                watch.settle(session.retries, is_delivered=is_delivered, error=error)
+                watch.settle(session.calls, is_delivered=is_delivered, error=error)
         if not is_delivered:
             self._give_back(taken)
         if served is not None:

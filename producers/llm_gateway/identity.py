@@ -96,11 +96,12 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 def claims_of(request: Request) -> Claims:
     """The claims as received, each as `<rollout>.<attempt>` (traceparent as it is)."""
     names, headers = request.path_params, request.headers
+    baggage = _entries(headers.get("baggage", ""))
     return Claims(
         path=_join(names.get("rollout"), names.get("attempt")),
         api_key=next(filter(None, map(claimed_attempt, api_keys_of(headers))), None),
         header=_join(headers.get("x-rollout-id"), headers.get("x-attempt-id")),
-        baggage=_from_baggage(headers.get("baggage", "")),
+        baggage=_join(baggage.get(ROLLOUT_ID), baggage.get(ATTEMPT_ID)),
         traceparent=headers.get("traceparent"),
     )
 
@@ -109,11 +110,6 @@ def _join(rollout: str | None, attempt: str | None) -> str | None:
     if rollout is None:
         return None if attempt is None else f".{attempt}"
     return rollout if attempt is None else f"{rollout}.{attempt}"
-
-
-def _from_baggage(baggage: str) -> str | None:
-    entries = _entries(baggage)
-    return _join(entries.get(ROLLOUT_ID), entries.get(ATTEMPT_ID))
 
 
 def _entries(baggage: str) -> dict[str, str]:

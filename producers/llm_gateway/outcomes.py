@@ -93,13 +93,16 @@ class Retries:
         self._taken: deque[_CapturedCall] = deque(maxlen=_MAX_REMEMBERED)
         self._untaken: deque[_CapturedCall] = deque(maxlen=_MAX_REMEMBERED)
 
-    def register(self, call_id: CallId, prompt_ids: Ids, number: int) -> None:
+    def add_call(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
         """A call whose record was handed to the log."""
-        self._asked[call_id] = _CapturedCall(call_id, _digest(prompt_ids), number)
+        self._asked[answer.call_id] = _CapturedCall(answer.call_id, _digest(prompt_ids), number)
+
+    def withdraw(self, answer: Answer) -> None:
+        """The log has refused its record; what becomes of it its outcome tells."""
 
     def settle(self, call_id: CallId, *, is_delivered: bool) -> Iterator[tuple[CallId, CallOutcome]]:
         """What is known now: of this call, and of earlier ones that it supersedes; nothing of one that was never
-        registered."""
+        added."""
         asked = self._asked.pop(call_id, None)
         if asked is None:
             return

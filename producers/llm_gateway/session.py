@@ -59,9 +59,10 @@ class Conversations:
 class Session:
     """What both kinds have: what was served, and the calls in flight."""
 
-    def __init__(self, key: str, purpose: Purpose) -> None:
+    def __init__(self, key: str, purpose: Purpose, calls: AttemptCalls | Retries) -> None:
         self.key = key
         self.purpose = purpose
+        self.calls = calls
         self.history = SpliceHistory()
         self.conversations = Conversations()
         self.last_used = time.monotonic()
@@ -116,49 +117,39 @@ class Session:
         The session is in flight until the append has ended: `/end` waits for a late one and then names the call, as
         one that nobody was answered by.
         """
-        self._add_call(answer, prompt_ids, number)
+        self.calls.add_call(answer, prompt_ids, number)
         self._hold()
 
         def settle(ended: asyncio.Future[Any]) -> None:
             if ended.cancelled() or ended.exception() is not None:
-                self._withdraw_call(answer)
+                self.calls.withdraw(answer)
             self.leave()
 
         append.add_done_callback(settle)
-
-    def _add_call(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
-        raise NotImplementedError
-
-    def _withdraw_call(self, answer: Answer) -> None:
-        raise NotImplementedError
 
 
 class CapturedSession(Session):
     """A conversation of an agent that no runner started."""
 
+    calls: Retries
+
     def __init__(self, key: str) -> None:
-        super().__init__(key, Purpose.UNKNOWN)
+        super().__init__(key, Purpose.UNKNOWN, Retries())
         self.is_unnamed = False
         """Its requests name nothing: they find it by what was said."""
         self.tool_calls: BoundedMap[str, bytes] = BoundedMap(_MAX_TOOL_CALLS)
         """Those that its last answers ask for, by id, and which client got the answer."""
-        self.retries = Retries()
-
-    def _add_call(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
-        self.retries.register(answer.call_id, prompt_ids, number)
-
-    def _withdraw_call(self, answer: Answer) -> None:
-        """What becomes of it its outcome tells."""
 
 
 class AttemptSession(Session):
     """An attempt that a runner began."""
 
+    calls: AttemptCalls
+
     def __init__(self, key: str, purpose: Purpose, host: Holder | None) -> None:
-        super().__init__(key, purpose)
+        super().__init__(key, purpose, AttemptCalls())
         self.host = host
         """The agent host that works on it; None: a command."""
-        self.calls = AttemptCalls()
         self.is_closing = False
         self.end_answer: bytes | None = None
         self.end_lock = asyncio.Lock()
@@ -178,12 +169,6 @@ class AttemptSession(Session):
         if self.is_closing:
             raise SessionError(f"attempt {self.key}: expected no call after /end, got one", status=410)
         super().enter()
-
-    def _add_call(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
-        self.calls.add_call(answer, prompt_ids, number)
-
-    def _withdraw_call(self, answer: Answer) -> None:
-        self.calls.withdraw(answer)
 
     async def close(self, wait_s: float) -> None:
         """Lets no call enter, waits for those in flight, cancels what still samples after `wait_s`.

@@ -110,9 +110,7 @@ def interval(means_T: Sequence[float]) -> tuple[float, float]:
 
 
 def wilson(num_successes: int, num_trials: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a proportion; (0, 1) without trials."""
-    if num_trials == 0:
-        return (0.0, 1.0)
+    """Wilson's 95 % score interval of a proportion, of one trial at least."""
     share = num_successes / num_trials
     weight = 1 + _Z**2 / num_trials
     centre = (share + _Z**2 / (2 * num_trials)) / weight

@@ -120,12 +120,13 @@ class CapturedConversations:
         """Of the one conversation in which this client was answered by tool calls that the request repeats."""
         repeated = {call.id for message in request.messages for call in message.tool_calls}
         repeated |= {message.tool_call_id for message in request.messages if message.tool_call_id}
-        keys = {key for id_ in repeated if (key := key_in(id_)) and self._was_answered(key, id_, caller)}
+        keys = {
+            key
+            for id_ in repeated
+            if (key := key_in(id_)) and (known := self._sessions.known(key))
+            if known.tool_calls.get(id_) == caller.scope
+        }
         return keys.pop() if len(keys) == 1 else None
-
-    def _was_answered(self, key: str, tool_call: str, caller: Caller) -> bool:
-        known = self._sessions.known(key)
-        return known is not None and known.tool_calls.get(tool_call) == caller.scope
 
     def answered(
         self, session: CapturedSession, caller: Caller, request: ChatRequest, asked_for: Sequence[str]

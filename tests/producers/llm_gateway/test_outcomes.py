@@ -15,6 +15,7 @@ from tests.producers.llm_gateway.provider import Provider, with_provider
 from tracegrad.producers.llm_gateway import outcomes
 from tracegrad.producers.llm_gateway.config import Timings
 from tracegrad.producers.llm_gateway.outcomes import Retries
+from tracegrad.producers.llm_gateway.render.finish import Answer
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.ids import CallId, conversation_key, key_in
 from tracegrad.schemas.metrics import CALL_OUTCOMES_DROPPED
@@ -145,7 +146,11 @@ def test_a_late_end_of_what_was_asked_again_is_superseded_at_once() -> None:
     """The retry was answered first; another prompt supersedes nothing; a call that no record has tells nothing."""
     retries = Retries()
     for number, (name, prompt) in enumerate((("a", 1), ("b", 1), ("c", 2))):
-        retries.register(CallId(name), np.array([prompt], np.int32), number)
+        answer = Answer(
+            call_id=CallId(name), content="", reasoning=None, tool_calls=(), finish_reason="stop", sampled_tokens=1,
+            is_cut=False,
+        )  # fmt: skip
+        retries.add_call(answer, np.array([prompt], np.int32), number)
     told = [
         *retries.settle(CallId("c"), is_delivered=False),
         *retries.settle(CallId("b"), is_delivered=True),

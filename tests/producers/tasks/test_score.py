@@ -48,7 +48,6 @@ def test_wilson_interval_by_hand() -> None:
     """Known values: 0 of 10 and 5 of 10 (z = 1.96)."""
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
     assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert wilson(0, 0) == (0.0, 1.0)
 
 
 def test_the_interval_is_normal_where_rewards_are_no_shares() -> None:
