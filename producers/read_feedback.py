@@ -129,13 +129,10 @@ def _place(item: dict[str, Any]) -> _FeedbackTarget:
             return _FeedbackTarget(key, id_)
         case "conversation_id":
             return _FeedbackTarget(conversation_key(id_), None)
-        case "trace_id":
-            if not _TRACE.fullmatch(id_):
-                raise _refusal(field, "expected 32 hex digits, got something else")
-            return _FeedbackTarget(id_, None)
         case _:
-            if not is_rollout(id_):
-                raise _refusal(field, "expected 28 hex digits, got something else")
+            num_digits, is_id = (32, _TRACE.fullmatch(id_)) if field == "trace_id" else (28, is_rollout(id_))
+            if not is_id:
+                raise _refusal(field, f"expected {num_digits} hex digits, got something else")
             return _FeedbackTarget(id_, None)
 
 

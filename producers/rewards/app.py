@@ -17,7 +17,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -119,6 +119,7 @@ class RewardsGateway:
             )
 
     async def _take(self, body: dict[str, Any]) -> Response:
+        """Answers when the log has acknowledged all that is accepted. Raises as the log does, and TimeoutError."""
         given = body.get("rewards", [body])
         if not isinstance(given, list) or not 0 < len(given) <= _MAX_AT_ONCE or ("rewards" in body and len(body) > 1):
             raise RequestError(f'expected one piece of feedback, or {{"rewards": [1 to {_MAX_AT_ONCE} of them]}}')
@@ -139,16 +140,12 @@ class RewardsGateway:
                 results.append({"idempotency_key": reward.idempotency_key})
         if not accepted:
             return JSONResponse({"results": results}, results[0]["error"]["status"] if len(results) == 1 else 400)
-        await self._accept(accepted)
-        return JSONResponse({"results": results}, 202)
-
-    async def _accept(self, rewards: Sequence[Reward]) -> None:
-        """Returns when the log has acknowledged all of them. Raises as the log does, and TimeoutError."""
         async with asyncio.timeout(_ACK_TIMEOUT_S):
-            await asyncio.gather(*(asyncio.wrap_future(self._append(reward)) for reward in rewards))
-        for reward in rewards:
+            await asyncio.gather(*(asyncio.wrap_future(self._append(reward)) for reward in accepted))
+        for reward in accepted:
             self._metrics.add(FEEDBACK, reward.name)
             self._receipts.accept(reward)
+        return JSONResponse({"results": results}, 202)
 
     def _append(self, reward: Reward) -> Any:
         key, value = reward_record(reward)

@@ -32,7 +32,7 @@ from tracegrad.schemas.errors import ConfigurationError, OverloadedError, Record
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
 from tracegrad.schemas.keys import original_key, policy_key, rollout_key
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
-from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Record, TopicPartition
+from tracegrad.schemas.log.protocol import AWAY_S, Headers, Log, LogWriter, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import ALARMS_BEGUN, DEAD_LETTERS, GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
@@ -147,18 +147,17 @@ class TaskAdmission:
 
     def _write_dead_letters(self) -> None:
         """Raises as `_write`; again after a restart, which reads them again."""
-        name, stage = self._topics.name(Topic.DEAD_LETTERS), "tasks"
-        futures = [
-            self._writer.append(
-                name,
-                key=original_key(record),
-                value=record.value,
-                headers=dead_letter_headers(record, stage=stage, reason=error.reason, detail=str(error)),
-            )
-            for record, error in self._dead
-        ]
-        for future in futures:
-            acknowledged(future, AWAY_S, "append a dead letter")
+        self._append(
+            Topic.DEAD_LETTERS,
+            *(
+                (
+                    original_key(record),
+                    record.value,
+                    dead_letter_headers(record, stage="tasks", reason=error.reason, detail=str(error)),
+                )
+                for record, error in self._dead
+            ),
+        )
         for _, error in self._dead:
             self._metrics.add(DEAD_LETTERS, error.reason)
         self._dead.clear()
@@ -243,20 +242,22 @@ class TaskAdmission:
 
     def _write(self, topic: Topic, records: Sequence[RolloutRequest | RolloutEvent]) -> None:
         """Raises UnavailableError or OverloadedError when the log does not take all."""
-        name = self._topics.name(topic)
-        encode = self.codecs[name].encode
-        futures = [self._writer.append(name, key=rollout_key(one.rollout_id), value=encode(one)) for one in records]
-        for future in futures:
-            acknowledged(future, AWAY_S, f"append to {name!r}")
+        encode = self.codecs[self._topics.name(topic)].encode
+        self._append(topic, *((rollout_key(one.rollout_id), encode(one), ()) for one in records))
         for record in records:
             self.state.fold(record)
 
     def _tell(self, held_out: HeldOutPass) -> None:
         """Raises as `_write`."""
-        name = self._topics.name(Topic.WEIGHTS)
-        future = self._writer.append(name, key=policy_key(held_out.policy), value=WEIGHTS.encode(held_out))
-        acknowledged(future, AWAY_S, "append a held-out pass")
+        self._append(Topic.WEIGHTS, (policy_key(held_out.policy), WEIGHTS.encode(held_out), ()))
         self.state.fold(held_out)
+
+    def _append(self, topic: Topic, *rows: tuple[bytes | None, bytes | None, Headers]) -> None:
+        """Keys, values and headers. Raises as `_write`."""
+        name = self._topics.name(topic)
+        futures = [self._writer.append(name, key=key, value=value, headers=headers) for key, value, headers in rows]
+        for future in futures:
+            acknowledged(future, AWAY_S, f"append to {name!r}")
 
     def _give_up(self) -> None:
         """Ends rollouts that nobody else will end, so that their groups close."""
