@@ -21,7 +21,7 @@ from tests.memory_log import MemoryLog
 from tests.poison import GOOD, mutants
 from tests.producers.keys import RUN_HASH as RUNNER_HASH
 from tests.producers.runner.rig import TOPICS, Rig
-from tests.producers.tasks.test_tasks import World
+from tests.producers.tasks.world import World
 from tests.served.served_proof import find_proof
 from tests.serving import until
 from tests.streams.make import RUN_HASH, Streams, config

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.memory_log import MemoryLog
-from tests.producers.tasks.test_tasks import TOPICS, World
+from tests.producers.tasks.world import TOPICS, World
 from tests.streams.make import call
 from tests.versions import held_out, sampled_by
 from tracegrad.producers.tasks.config import PaceConfig
@@ -146,13 +145,12 @@ def sampled(first: int, last: int) -> EpisodeCall:
 
 
 @pytest.fixture
-def world(memory_log: MemoryLog, tmp_path: Path) -> World:
+def world(world: World) -> World:
     """Seven batches of two groups of two, two held-out tasks every second step."""
-    made = World(memory_log, tmp_path)
-    made.config = msgspec.structs.replace(made.config, eval_every=2)
-    made.handles = msgspec.structs.replace(made.handles, steps=STEPS, groups_per_step=G)
-    made.start()
-    return made
+    world.config = msgspec.structs.replace(world.config, eval_every=2)
+    world.handles = msgspec.structs.replace(world.handles, steps=STEPS, groups_per_step=G)
+    world.start()
+    return world
 
 
 @pytest.mark.slow

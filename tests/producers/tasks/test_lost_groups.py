@@ -9,13 +9,11 @@ import os
 import random
 from collections import Counter
 from collections.abc import Collection
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.memory_log import MemoryLog
-from tests.producers.tasks.test_tasks import TOPICS, World
+from tests.producers.tasks.world import TOPICS, World
 from tracegrad.producers.tasks.stream_delay import StreamDelay
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT
@@ -125,12 +123,6 @@ class LossyWorld:
             len(members) == GROUP_SIZE and self.kinds.get(index) != "no group named"
             for index, members in self.members.items()
         )
-
-
-@pytest.fixture
-def world(memory_log: MemoryLog, tmp_path: Path) -> World:
-    """As the tests of admission have it."""
-    return World(memory_log, tmp_path)
 
 
 @pytest.mark.slow

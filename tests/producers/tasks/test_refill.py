@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from tests.memory_log import MemoryLog
-from tests.producers.tasks.test_tasks import TOPICS, World
+from tests.producers.tasks.world import TOPICS, World
 from tests.versions import RUN
 from tracegrad.producers.tasks.config import PaceConfig
 from tracegrad.schemas.records.calls import Purpose
@@ -75,9 +72,8 @@ class RefillingTrainer:
 
 
 @pytest.fixture
-def world(memory_log: MemoryLog, tmp_path: Path) -> World:
+def world(world: World) -> World:
     """Three batches of eight groups of two; nothing held out."""
-    world = World(memory_log, tmp_path)
     world.config = msgspec.structs.replace(world.config, eval_file=None)
     world.handles = msgspec.structs.replace(world.handles, groups_per_step=G, concurrency=1000)
     return world
