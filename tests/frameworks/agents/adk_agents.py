@@ -27,7 +27,7 @@ def model():
 
 async def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     expert = LlmAgent(
         name="expert", description="Knows money.", instruction=harness.EXPERT, model=model(), tools=[harness.convert]
     )
@@ -44,7 +44,6 @@ async def main():
         message = types.Content(role="user", parts=[types.Part(text=prompt)])
         async for event in runner.run_async(user_id="somebody", session_id=session.id, new_message=message):
             print(event.content)
-    provider.shutdown()
 
 
 asyncio.run(main())

@@ -31,10 +31,9 @@ async def solve(prompt):
 
 async def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     for prompt in harness.PROMPTS:
         print(await solve(prompt))
-    provider.shutdown()
 
 
 asyncio.run(main())

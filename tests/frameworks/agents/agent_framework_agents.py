@@ -10,7 +10,7 @@ from agent_framework.openai import OpenAIChatClient, OpenAIChatCompletionClient
 
 async def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     api = OpenAIChatClient if harness.INSTRUMENTATION.endswith("responses") else OpenAIChatCompletionClient
     client = api(model="policy")
     expert = Agent(client=client, name="expert", instructions=harness.EXPERT, tools=[harness.convert])
@@ -23,7 +23,6 @@ async def main():
                 pass
         else:
             print(await planner.run(prompt))
-    provider.shutdown()
 
 
 asyncio.run(main())

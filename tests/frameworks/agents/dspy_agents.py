@@ -17,13 +17,12 @@ def get_time(city: str) -> str:
 
 def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     given = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
     dspy.configure(lm=dspy.LM("openai/policy", cache=False, **given))
     solve = dspy.ReAct("question -> answer", tools=[harness.get_weather, get_time, harness.convert])
     for prompt in harness.PROMPTS:
         print(solve(question=prompt).answer)
-    provider.shutdown()
 
 
 main()

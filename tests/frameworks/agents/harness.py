@@ -20,7 +20,10 @@ EXPERT = "You are the agent expert. Convert the money."
 
 
 def start(provider=None):
-    """Sets the SDK up, loads the instrumentors that RECORDED_INSTRUMENTORS names, enters the runner's context."""
+    """Sets the SDK up, loads the instrumentors that RECORDED_INSTRUMENTORS names, enters the runner's context.
+
+    The provider shuts itself down at exit, by which all spans are sent.
+    """
     from opentelemetry import context, propagate, trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider

@@ -30,7 +30,7 @@ def solve(prompt):
 
 def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     if harness.INSTRUMENTATION == "builtin":
         from opentelemetry import trace
 
@@ -40,7 +40,6 @@ def main():
         tracing.enable_tracing(OpenTelemetryTracer(trace.get_tracer("haystack")))
     for prompt in harness.PROMPTS:
         print(solve(prompt))
-    provider.shutdown()
 
 
 main()

@@ -27,7 +27,7 @@ def tell_errors(request, handler):
 
 def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     model = ChatOpenAI(model="policy", streaming=harness.STREAMS)
     expert = create_agent(model, [tool(harness.convert)], system_prompt=harness.EXPERT, name="expert")
 
@@ -47,7 +47,6 @@ def main():
         else:
             print(planner.invoke(messages)["messages"][-1].content)
     wait_for_all_tracers()
-    provider.shutdown()
 
 
 main()

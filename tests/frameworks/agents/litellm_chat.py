@@ -32,13 +32,12 @@ def solve(prompt):
 
 def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     if harness.INSTRUMENTATION == "builtin":
         litellm.callbacks = ["otel"]
     for prompt in harness.PROMPTS:
         print(solve(prompt))
     time.sleep(1)  # its callbacks run in threads of its own
-    provider.shutdown()
 
 
 main()

@@ -11,7 +11,7 @@ from llama_index.llms.openai_like import OpenAILike
 
 async def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     given = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
     llm = OpenAILike(
         model="policy", is_chat_model=True, is_function_calling_model=True, context_window=100_000, **given
@@ -35,7 +35,6 @@ async def main():
     )
     for prompt in harness.PROMPTS:
         print(await AgentWorkflow(agents=[planner, expert], root_agent="planner").run(user_msg=prompt))
-    provider.shutdown()
 
 
 asyncio.run(main())

@@ -14,12 +14,11 @@ def serve(names):
     """The tools, over standard input and output."""
     from mcp.server.mcpserver import MCPServer
 
-    provider = harness.start()
+    harness.start()
     server = MCPServer("tools")
     for name in names:
         server.add_tool(getattr(harness, name))
     server.run()
-    provider.shutdown()
 
 
 async def main():
@@ -28,7 +27,7 @@ async def main():
     from agents.mcp import MCPServerStdio
     from openai import AsyncOpenAI
 
-    provider = harness.start()
+    harness.start()
     model = OpenAIChatCompletionsModel(model="policy", openai_client=AsyncOpenAI())
 
     def server(*names):
@@ -42,7 +41,6 @@ async def main():
         )
         for prompt in harness.PROMPTS:
             print((await Runner.run(planner, prompt)).final_output)
-    provider.shutdown()
 
 
 if len(sys.argv) > 1:

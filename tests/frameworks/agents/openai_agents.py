@@ -20,7 +20,7 @@ async def solve(planner, prompt):
 
 async def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     api = OpenAIResponsesModel if harness.INSTRUMENTATION.endswith("responses") else OpenAIChatCompletionsModel
     if not harness.INSTRUMENTATION.startswith(("openinference", "traceloop", "otel")):
         agents.set_tracing_disabled(True)
@@ -30,7 +30,6 @@ async def main():
     planner = Agent(name="planner", instructions=harness.PLANNER, model=model, tools=tools, handoffs=[expert])
     for prompt in harness.PROMPTS:
         print(await solve(planner, prompt))
-    provider.shutdown()
 
 
 asyncio.run(main())

@@ -27,7 +27,7 @@ class Money:
 
 async def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     service = OpenAIChatCompletion(ai_model_id="policy")
     expert = ChatCompletionAgent(service=service, name="expert", instructions=harness.EXPERT, plugins=[Money()])
     planner = ChatCompletionAgent(
@@ -35,7 +35,6 @@ async def main():
     )
     for prompt in harness.PROMPTS:
         print(await planner.get_response(prompt))
-    provider.shutdown()
 
 
 asyncio.run(main())

@@ -8,7 +8,7 @@ import os
 
 def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     model = OpenAIServerModel("policy", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
     expert = ToolCallingAgent(
         [tool(harness.convert)], model, name="expert", description="Knows money.", instructions=harness.EXPERT
@@ -24,7 +24,6 @@ def main():
     )
     for prompt in harness.PROMPTS:
         print(planner.run(prompt))
-    provider.shutdown()
 
 
 main()

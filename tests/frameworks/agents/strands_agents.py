@@ -30,10 +30,9 @@ def solve(prompt):
 
 def main():
     """Each conversation."""
-    provider = harness.start()
+    harness.start()
     for prompt in harness.PROMPTS:
         print(solve(prompt))
-    provider.shutdown()
 
 
 main()
