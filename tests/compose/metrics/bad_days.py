@@ -23,7 +23,7 @@ DAYS: dict[str, dict[Metric, str]] = {
             "producers/llm_gateway/test_joined_conversations.py::test_a_request_that_names_nothing_goes_on_with_what_was_said"
         ),
         m.CALLS_OPTED_OUT: (
-            "producers/llm_gateway/test_opt_out.py::test_a_call_that_opts_out_is_served_and_leaves_nothing"
+            "producers/llm_gateway/test_upstream_odd.py::test_a_call_that_opts_out_is_served_and_leaves_nothing"
         ),
         m.PROMPT_NOTES: "producers/llm_gateway/test_normalise.py::test_the_gateway_counts_what_is_odd",
         m.CALLS_UNFORCED: (
@@ -31,7 +31,7 @@ DAYS: dict[str, dict[Metric, str]] = {
             "test_a_tool_that_must_be_called_is_called_freely_where_the_call_may_train"
         ),
         m.TOOLS_LEFT_OUT: (
-            "producers/llm_gateway/test_messages_tools.py::test_tools_of_anthropics_servers_are_left_out_and_counted"
+            "producers/llm_gateway/test_messages.py::test_tools_of_anthropics_servers_are_left_out_and_counted"
         ),
         m.AGENT_EVENTS: "producers/llm_gateway/test_agent_events.py::test_the_last_reward_is_one_record_before_the_end",
     },
@@ -96,13 +96,13 @@ DAYS: dict[str, dict[Metric, str]] = {
     },
     "an engine or a Kafka that is away, slow or refuses": {
         m.CALLS_FAILED: (
-            "producers/llm_gateway/test_untaken_records.py::test_a_record_that_kafka_does_not_take_is_counted_by_why"
+            "producers/llm_gateway/test_faults.py::test_a_record_that_kafka_does_not_take_is_counted_by_why"
         ),
         m.CALLS_TOO_LARGE: (
-            "producers/llm_gateway/test_untaken_records.py::test_a_record_that_kafka_does_not_take_is_counted_by_why"
+            "producers/llm_gateway/test_faults.py::test_a_record_that_kafka_does_not_take_is_counted_by_why"
         ),
         m.CALLS_UNACKNOWLEDGED: (
-            "producers/llm_gateway/test_untaken_records.py::test_a_record_that_kafka_does_not_take_is_counted_by_why"
+            "producers/llm_gateway/test_faults.py::test_a_record_that_kafka_does_not_take_is_counted_by_why"
         ),
         m.CALL_OUTCOMES_DROPPED: (
             "producers/llm_gateway/test_outcomes.py::test_what_waits_for_kafka_is_bounded_and_counted"

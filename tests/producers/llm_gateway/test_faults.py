@@ -13,12 +13,15 @@ from tests.producers.keys import by_host
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, GENERATE, ROLLOUT, TOPICS, Rig, begun, rig, until
 from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
-from tracegrad.producers.llm_gateway.config import EngineRef
+from tracegrad.producers.llm_gateway.config import EngineRef, Timings
 from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.producers.llm_gateway.engines.client import EngineClient
 from tracegrad.producers.llm_gateway.engines.engine import waits_until
-from tracegrad.schemas.errors import DivergedError, EngineRefusal, OverloadedError, UnavailableError
+from tracegrad.schemas.errors import DivergedError, EngineRefusal, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.metrics import (
+    CALLS_FAILED,
+    CALLS_TOO_LARGE,
+    CALLS_UNACKNOWLEDGED,
     ENGINE_AWAY,
     GENERATIONS_REFUSED,
     LABELS_REFUSED,
@@ -318,3 +321,16 @@ async def test_what_the_parser_cannot_read_is_plain_text(r: Rig) -> None:
     answer = await r.chat(ASK, tools=CALC)
     assert answer["choices"][0]["message"]["content"] == "odd"
     assert len(r.asked("/v1/chat/completions/derender")) == 3
+
+
+async def test_a_record_that_kafka_does_not_take_is_counted_by_why() -> None:
+    """Not acknowledged in time, and larger than any record may be; the agent gets an error either way."""
+    async with begun(timings=Timings(append_timeout_s=0.01)) as r:
+        r.log.hold()
+        assert (await r.chat_raw(ASK))[0] == 503
+        assert r.gateway.parts.metrics.value(CALLS_UNACKNOWLEDGED) == 1
+        r.log.release()
+        r.log.fail_next(RecordError("expected fewer bytes, got more", reason="too_large"))
+        assert (await r.chat_raw(ASK))[0] >= 400
+        assert r.gateway.parts.metrics.value(CALLS_TOO_LARGE) == 1
+        assert r.gateway.parts.metrics.value(CALLS_FAILED) == 2

@@ -1,15 +1,19 @@
-"""The process: it serves until told to stop, and fails in ways its supervisor understands."""
+"""The process: it serves until told to stop, fails in ways its supervisor understands, and logs no content."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import urllib.request
 
 import pytest
 
+from tests.fake_engine.scripted import Reply
 from tests.memory_log import MemoryLog
-from tests.producers.llm_gateway.harness import TOPICS, config
+from tests.producers.llm_gateway.harness import TOPICS, begun, config
+from tests.serving import ENGINE_TOKEN
+from tests.versions import label
 from tracegrad.producers.llm_gateway.app import run
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.metrics import Metrics
@@ -64,3 +68,28 @@ def test_settings_that_cannot_work_are_refused() -> None:
     """Nobody listens to the world without a token."""
     with pytest.raises(ConfigurationError, match="token"):
         config("http://127.0.0.1:9", host="0.0.0.0")
+
+
+PROMPT, ANSWER = "marker-of-a-prompt-5151", "marker-of-an-answer-6262"
+
+
+async def test_no_line_holds_a_prompt_an_answer_or_a_secret(caplog: pytest.LogCaptureFixture) -> None:
+    """Of calls that are answered, refused, unreadable, of an engine that answers under a wrong label."""
+    caplog.set_level(logging.DEBUG, logger="tracegrad")
+    ask = [{"role": "user", "content": PROMPT}]
+    async with begun(engine_wait_s=0.3) as r:
+        r.engine.replies.append(Reply(ANSWER))
+        assert (await r.chat(ask))["choices"][0]["message"]["content"] == ANSWER
+        statuses = [
+            (await r.chat_raw(ask, model=PROMPT))[0],
+            (await r.chat_raw([{"role": "tool", "content": PROMPT}]))[0],
+        ]
+        r.engine.label = "default"
+        r.engine.replies.append(Reply(ANSWER))
+        statuses.append((await r.chat_raw(ask))[0])
+        r.engine.label = label(0)
+        await r.end()
+    assert statuses[0] == 404 and statuses[-1] == 503
+    assert any("is refused" in record.getMessage() for record in caplog.records)
+    told = "\n".join(logging.Formatter("%(name)s %(message)s").format(record) for record in caplog.records)
+    assert not any(marker in told for marker in (PROMPT, ANSWER, ENGINE_TOKEN))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -51,6 +52,8 @@ from tracegrad.schemas.records.rollouts import (
 from tracegrad.schemas.topics import Topic, Topics
 
 TOPICS = Topics(run=RunName("test"))
+ASKING = Path(__file__).parent / "asking.py"
+"""What agents of these tests import, from their own folder."""
 
 
 class Rig:
@@ -122,7 +125,8 @@ class Rig:
         until(lambda: is_healthy(self.otlp_url))
 
     def start_runner(self, agent: AgentConfig, reward: RewardConfig, folder: Path, **more: Any) -> None:
-        """A runner; what its children write to stderr goes into the folder."""
+        """A runner; what its children write to stderr goes into the folder, and beside the agent what it may import."""
+        shutil.copy(ASKING, agent.cwd or folder)
         handles = self.runner_handles(folder, **more)
         self.spawn(
             lambda stop: runner.run(

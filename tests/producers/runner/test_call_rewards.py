@@ -23,19 +23,10 @@ from tracegrad.streams.regrade import given_to_grader
 pytestmark = pytest.mark.e2e
 
 AGENT = """
-import json, os, urllib.request
-
-def ask(text):
-    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    from opentelemetry import propagate
-    propagate.inject(headers)
-    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}]}).encode()
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=10) as response:
-        return json.load(response)
+from asking import answer
 
 def solve(task):
-    return [ask(task["input"])["id"], ask(task["input"] + "!")["id"]]
+    return [answer(task["input"])["id"], answer(task["input"] + "!")["id"]]
 """
 GRADE = """
 import json

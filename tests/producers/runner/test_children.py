@@ -1,19 +1,25 @@
-"""Children of a runner: what one that dies at its start leaves behind, and what none of them can say."""
+"""Children of a runner: what they leave behind and cannot say; and what the runner itself writes."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.memory_log import MemoryLog
 from tests.producers.keys import KEY, RUN_HASH
 from tracegrad.producers.runner.children import Child, Launcher
 from tracegrad.producers.runner.config import AgentConfig, RunnerHandles
+from tracegrad.producers.runner.journal import Journal
 from tracegrad.producers.runner.outcome import HostMessage
 from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.topics import Topic, Topics
 
 AGENT = "import os, sys\nsys.stderr.write('out of luck\\n')\nsys.stderr.flush()\nos._exit(3)\n"
 
@@ -52,3 +58,24 @@ def test_a_number_that_no_record_can_hold_is_no_result(name: str, number: int) -
     """The attempt would end without its score: an agent that found the pipe could leave a bad one out."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"op": "result", "episode": "e", name: number}, HostMessage)
+
+
+TOPICS = Topics(run=RunName("mine"))
+
+
+def test_an_append_waits_for_a_log_that_is_away_until_it_is_stopped(memory_log: MemoryLog) -> None:
+    """The error of the last try ends it."""
+    memory_log.create_topics(TOPICS, policies=["policy"])
+    stop = threading.Event()
+
+    async def scenario() -> None:
+        journal = Journal(memory_log, TOPICS, "7c1f3e9a", starts=None, stop=stop, metrics=Metrics())
+        memory_log.fail_next(UnavailableError("away"))
+        await journal.reward("r", b"v")
+        assert [record.value for record in memory_log.records(TOPICS.name(Topic.REWARDS))] == [b"v"]
+        stop.set()
+        memory_log.fail_next(UnavailableError("away"))
+        with pytest.raises(UnavailableError):
+            await journal.reward("r", b"v")
+
+    asyncio.run(scenario())

@@ -25,16 +25,8 @@ SUCCEEDED, FAILED, TRUNCATED = RolloutState.SUCCEEDED, RolloutState.FAILED, Roll
 NOTHING, SOMETHING = 0.25, 1.0
 """What the grader gives for no output and for any."""
 AGENT = """
-import asyncio, ctypes, glob, json, os, re, signal, subprocess, sys, threading, time, urllib.request
-
-def ask(task, **more):
-    from opentelemetry import propagate
-    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    propagate.inject(headers)
-    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": task["input"]}], **more}).encode()
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=30) as response:
-        return json.load(response)["choices"][0]["message"]["content"]
+import asyncio, ctypes, glob, os, re, signal, subprocess, sys, threading, time
+from asking import ask
 
 def blame():
     error = OSError("the gateway did it")
@@ -93,7 +85,7 @@ DODGES = {
     "leave": lambda task: sys.exit(0),
     "ctrl-c": lambda task: die(KeyboardInterrupt()),
     "blame": lambda task: blame(),
-    "unhashable": lambda task: ask(task, messages=[{"role": "tool", "tool_call_id": [], "content": {}}], model={}),
+    "unhashable": lambda task: ask("", messages=[{"role": "tool", "tool_call_id": [], "content": {}}], model={}),
     "object": lambda task: object(),
     "nan": lambda task: float("nan"),
     "deep": lambda task: deep(900),
@@ -106,20 +98,20 @@ DODGES = {
 
 def solve(task):
     what, _, told = task["input"].partition("|")
-    ask(task)
+    ask(task["input"])
     if told:
         wait_for(told)
     return DODGES[what](task) or "the answer"
 """
 ASYNC_AGENT = """
-import asyncio, os, sys, time, urllib.request
-from agent import ask
+import asyncio, os, sys, time
+from asking import ask
 
 async def exits():
     sys.exit(0)
 
 async def solve(task):
-    await asyncio.to_thread(ask, task)
+    await asyncio.to_thread(ask, task["input"])
     what = task["input"]
     if what == "leave":
         await asyncio.create_task(exits())

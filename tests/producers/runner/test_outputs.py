@@ -1,4 +1,4 @@
-"""What an agent returned stays on the log, bounded, so that it can be graded again; never what was expected."""
+"""What an agent returned stays on the log, bounded; what a grader returned becomes rewards, or a reason."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.streams.make import GROUP, Streams, chain, closed, config, event, reward, rollout
 from tracegrad.producers.runner.attempt import records_of
+from tracegrad.producers.runner.hosted.grader_host import judge
 from tracegrad.producers.runner.outcome import Outcome, as_told
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
@@ -69,3 +70,29 @@ def test_the_output_is_on_the_episode() -> None:
     (value,) = streams.values(Topic.EPISODES)
     episode = EPISODES.decode(value)
     assert (episode.output, episode.output_sha256, episode.rollout_id) == ('{"answer":5}', "9f", OWN)
+
+
+ASKED: dict[str, Any] = {"task": {}, "output": None, "attempt": {}}
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (0.5, {"rewards": {"reward": 0.5}}),
+        ({"a": 1, "b": None}, {"rewards": {"a": 1.0, "b": None}, "calls": {}}),
+        ({"a": 1, "step": {"c1": -1, "c2": None}}, {"rewards": {"a": 1.0}, "calls": {"step": {"c1": -1.0}}}),
+        ({"step": {}}, {"rewards": {}, "calls": {"step": {}}}),
+        ({"step": {7: 1.0}}, {"unscored": "grader returned no number: expected ids of calls"}),
+        ({"step": {"": 1.0}}, {"unscored": "grader returned no number: expected ids of calls"}),
+        ({"step": {"c" * 201: 1.0}}, {"unscored": "grader returned no number: expected ids of calls"}),
+        ({"step": [1.0]}, {"unscored": "grader returned no number: float() argument must be .*"}),
+        ({"step": {"c1": {"c2": 1}}}, {"unscored": "grader returned no number: float() argument must be .*"}),
+    ],
+)
+def test_a_name_may_have_rewards_of_calls(returned: Any, said: dict[str, Any]) -> None:
+    """Beside those of the whole; what is neither is unscored."""
+    got = judge(lambda *_: returned, ASKED)
+    if str(said.get("unscored", "")).endswith(".*"):
+        assert got.keys() == {"unscored"} and got["unscored"].startswith(said["unscored"][:-2])
+    else:
+        assert got == said

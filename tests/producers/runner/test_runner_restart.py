@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from tests.producers.runner.rig import Rig
+from tests.producers.runner.rig import ASKING, Rig
 from tests.producers.runner.test_runner import AGENT, GRADE, PLAIN
 from tests.serving import is_alive, until
 from tracegrad.compose.kafka.log import KafkaLog
@@ -47,6 +48,7 @@ run(
 
 def start_process(rig: Rig, folder: Path, bootstrap: str) -> subprocess.Popen[bytes]:
     """A runner as a process of its own."""
+    shutil.copy(ASKING, folder)
     agent = AgentConfig(callable="agent.py:solve", cwd=str(folder), env=PLAIN, hosts=1, concurrency=6)
     told = (agent, RewardConfig(grader="grade.py:grade"), rig.runner_handles(folder), rig.topics)
     arguments = [bootstrap, *(msgspec.json.encode(record).decode() for record in told)]

@@ -31,7 +31,6 @@ def test_a_run_validates_trains_and_validates_again(world: World, caplog: pytest
     caplog.set_level(logging.INFO)
     assert not world.turn()
     assert world.requests(Purpose.VALIDATION) == []
-    world.ack(0)
     validated(world)
     assert [request.group.size for request in world.requests(Purpose.VALIDATION)] == [1, 1]
     for step in range(1, 4):
@@ -80,7 +79,6 @@ def test_a_copy_of_an_older_acknowledgement_is_no_news(world: World) -> None:
 
 def test_admission_stops_at_the_bound_of_staleness(world: World) -> None:
     """With eta 1 two batches are admitted; the third needs a batch consumed and its version served."""
-    world.ack(0)
     validated(world)
     world.turn()
     assert len(world.requests(Purpose.TRAIN)) == 2 * 2 * 2
@@ -95,7 +93,6 @@ def test_admission_stops_at_the_bound_of_staleness(world: World) -> None:
 
 def test_members_of_a_group_share_task_and_differ_in_id(world: World) -> None:
     """k requests of one task, `expected` for the grader, ids that follow from run, purpose and number."""
-    world.ack(0)
     validated(world)
     first, second = world.requests(Purpose.TRAIN)[:2]
     assert (first.task_id, first.expected) == (second.task_id, second.expected)
@@ -106,7 +103,6 @@ def test_members_of_a_group_share_task_and_differ_in_id(world: World) -> None:
 
 def test_a_restart_goes_on_where_the_log_ends(world: World) -> None:
     """No rollout twice, a half-admitted group completed, validation not repeated."""
-    world.ack(0)
     validated(world)
     before = [request.rollout_id for request in world.requests(Purpose.TRAIN)]
     topic = world.log._partitions(TOPICS.name(Topic.ROLLOUTS))
@@ -122,7 +118,6 @@ def test_a_restart_goes_on_where_the_log_ends(world: World) -> None:
 
 def test_a_log_that_is_away_delays_admission(world: World) -> None:
     """The member that was not acknowledged is asked for again, the others are not."""
-    world.ack(0)
     validated(world)
     for request in world.requests(Purpose.TRAIN):
         world.end(request)
@@ -138,7 +133,6 @@ def test_a_log_that_is_away_delays_admission(world: World) -> None:
 
 def test_groups_that_cannot_train_keep_the_loop_admitting(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """All aborted, unscored: each is said with its reason, and the next groups are admitted."""
-    world.ack(0)
     validated(world)
     requests = world.requests(Purpose.TRAIN)
     world.end(requests[0], RolloutState.ABORTED, reward=None)
@@ -158,7 +152,6 @@ def test_a_rollout_of_which_nothing_is_heard_is_given_up(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A final record in its runner's stead, once, so that its group closes."""
-    world.ack(0)
     validated(world)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 3000.0)
@@ -173,7 +166,6 @@ def test_a_rollout_of_which_nothing_is_heard_is_given_up(
 
 def test_a_copy_of_what_was_said_is_no_sign_of_life(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner that died after its start is given up in the end, however often somebody appends that start again."""
-    world.ack(0)
     validated(world)
     request = world.requests(Purpose.TRAIN)[0]
     started = ROLLOUT_EVENTS.encode(event_of(request, "0a0b", 0, RolloutState.STARTED))
@@ -189,7 +181,6 @@ def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkey
     """A runner that died after the last abort, before it could say so; none by the gateway's end is the last."""
     world.config = msgspec.structs.replace(world.config, max_attempts=1)
     world.start()
-    world.ack(0)
     validated(world)
     request, again, *_ = world.requests(Purpose.TRAIN)
     for asked, state in product((request, again), (RolloutState.STARTED, RolloutState.ABORTED)):
@@ -211,7 +202,6 @@ def test_malformed_records_are_left_out(world: World) -> None:
     """A poison record on any topic stops nothing."""
     for topic in (Topic.EPISODES, Topic.TRAINING_STEPS, Topic.WEIGHT_ACKS, Topic.ROLLOUT_EVENTS):
         world.append(topic, "x", b"\xff")
-    world.ack(0)
     validated(world)
     assert world.requests(Purpose.TRAIN)
 
@@ -230,7 +220,6 @@ def test_three_steps_of_groups_that_cannot_train_are_an_alarm_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before a step says so; again only when some group could train in between."""
-    world.ack(0)
     validated(world)
     calls = (msgspec.structs.replace(turns(0.0)[0], masked="constrained"),)
     told = []

@@ -125,9 +125,10 @@ class World:
         self.append(Topic.TRAINING_STEPS, "policy", TRAINING_STEPS.encode(step))
 
 
-def validated(world: World, first: int = 0) -> None:
-    """Plays a validation pass."""
+def validated(world: World) -> None:
+    """Version 0 is served; plays a validation pass."""
+    world.ack(0)
     world.turn()
-    for request in world.requests(Purpose.VALIDATION)[first:]:
+    for request in world.requests(Purpose.VALIDATION):
         world.end(request)
     world.turn()
