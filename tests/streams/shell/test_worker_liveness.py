@@ -7,7 +7,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 
 from tests.memory_log import MemoryLog
+from tests.streams.shell.counting_fold import CountingFold
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
-from tracegrad.schemas.fold import Emission, Output
+from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
 from tracegrad.schemas.metrics import DELIVERIES_DROPPED, OFFSETS_WITHOUT_RECORD, Metrics
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import Stage, Topics
 from tracegrad.streams.shell import worker
-from tracegrad.streams.shell.assignment import Assignment
 from tracegrad.streams.shell.config import StreamsHandles
 from tracegrad.streams.shell.liveness import Liveness, check_partitions, group_starts
 from tracegrad.streams.shell.poison import PoisonList
@@ -31,14 +30,33 @@ from tracegrad.streams.shell.poison import PoisonList
 WHERE = TopicPartition("events", 0)
 
 
+class _HoledLog(MemoryLog):
+    """Shows no record at some offsets, as after compaction; or none at all, as a broker that does not answer."""
+
+    def __init__(self, holes: Collection[int]) -> None:
+        super().__init__()
+        self.holes = holes
+        self.num_tails = 0
+        self.create_topic("events", partitions=2)
+        writer = self.writer()
+        for n in range(10):
+            writer.append("events", key=b"k", value=b"%d" % n, partition=0)
+
+    def tail(self, starts: Mapping[TopicPartition, int]) -> Any:
+        self.num_tails += 1
+        return super().tail(starts)
+
+    def read(self, positions: dict[TopicPartition, int], max_records: int) -> list[Record]:
+        while taken := super().read(positions, max_records):
+            if found := [record for record in taken if record.offset not in self.holes]:
+                return found
+        return []
+
+
 @pytest.fixture
-def log(memory_log: MemoryLog) -> MemoryLog:
-    """Ten records in partition 0 of two."""
-    memory_log.create_topic("events", partitions=2)
-    writer = memory_log.writer()
-    for n in range(10):
-        writer.append("events", key=b"k", value=b"%d" % n, partition=0)
-    return memory_log
+def log() -> _HoledLog:
+    """Without a hole."""
+    return _HoledLog(())
 
 
 def test_group_starts_are_the_committed_offsets_else_0(log: MemoryLog) -> None:
@@ -77,29 +95,6 @@ def test_a_jump_over_deleted_records_is_a_gap(log: MemoryLog) -> None:
         Liveness(log).refuse_skipped(WHERE, expected=3, delivered=5)
 
 
-class _HoledLog(MemoryLog):
-    """Shows no record at some offsets, as after compaction; or none at all, as a broker that does not answer."""
-
-    def __init__(self, holes: Collection[int]) -> None:
-        super().__init__()
-        self.holes = holes
-        self.num_tails = 0
-        self.create_topic("events", partitions=2)
-        writer = self.writer()
-        for n in range(10):
-            writer.append("events", key=b"k", value=b"%d" % n, partition=0)
-
-    def tail(self, starts: Mapping[TopicPartition, int]) -> Any:
-        self.num_tails += 1
-        return super().tail(starts)
-
-    def read(self, positions: dict[TopicPartition, int], max_records: int) -> list[Record]:
-        while taken := super().read(positions, max_records):
-            if found := [record for record in taken if record.offset not in self.holes]:
-                return found
-        return []
-
-
 @pytest.mark.slow
 def test_a_jump_that_the_broker_does_not_explain_ends_the_process() -> None:
     """No answer in time is no proof that nothing lies there; what was passed over must not be committed past."""
@@ -118,89 +113,58 @@ def test_a_jump_over_a_hole_is_harmless_and_one_look_serves_many() -> None:
         liveness.refuse_skipped(WHERE, expected=7, delivered=9)
 
 
-async def test_what_is_delivered_again_or_late_is_dropped_and_holes_are_counted(tmp_path: Path) -> None:
-    """By an assignment as Faust hands it messages; each record is folded once."""
-    log, folded = _HoledLog({3}), list[int]()
-
-    async def emit(_: Emission, record: Record, **__: Any) -> None:
-        folded.append(record.offset)
-
-    stubs: Any = SimpleNamespace(
-        emit=emit,
-        fold=lambda record: Emission(done=(record.position,)),
-        is_current=lambda one: one.is_mine,
-        stage=Stage.ASSEMBLE,
-    )
-    one = Assignment(
-        fold=stubs,
-        topics=Topics(run=RunName("r")),
-        log=log,
-        seam=stubs,
-        ledger=Ledger(),
-        emissions=stubs,
-        metrics=Metrics(),
-        poison=PoisonList(tmp_path, Stage.ASSEMBLE),
-        liveness=Liveness(log),
-        fail=lambda error: pytest.fail(str(error)),
-        is_ready=True,
-    )
-    for offset, is_mine in ((2, True), (4, True), (4, True), (5, False)):
-        fields: dict[str, Any] = {"topic": "events", "partition": 0, "offset": offset, "key": b"k", "value": b"v"}
-        message = SimpleNamespace(**fields, headers=[], timestamp=None, is_mine=is_mine)
-        await one.on_message(message)
-    assert folded == [2, 4]
-    assert one.metrics.value(OFFSETS_WITHOUT_RECORD) == 1
-    assert [one.metrics.value(DELIVERIES_DROPPED, why) for why in ("again", "stale")] == [1, 1]
-
-
 class _Seam:
-    """A Faust app that calls every message current."""
+    """A Faust app that calls every message current but those that are marked."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     def is_current(self, message: Any) -> bool:
-        return True
+        return not message.is_stale
 
 
-class _Message:
+def message(offset: int, *, is_stale: bool = False) -> Any:
     """As Faust hands it over."""
-
-    topic, partition = WHERE
-    key, value, headers, timestamp = b"k", b"v", None, 0.0
-
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
+    fields: dict[str, Any] = {**WHERE._asdict(), "offset": offset, "key": b"k", "value": b"v", "headers": None}
+    return SimpleNamespace(**fields, timestamp=0.0, is_stale=is_stale)
 
 
-class _Nothing:
+class _Nothing(CountingFold):
     """A fold that is done with each record at once."""
 
-    stage = Stage.ASSEMBLE
-    marker_topic: Topic | None = None
-    num_open = 0
+    marker_topic = None
 
-    def reset(self) -> None:
-        pass
-
-    def restore(self, markers: Iterable[Record]) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__()
+        self.folded: list[int] = []
 
     def fold(self, record: Record) -> Emission:
+        self.folded.append(record.offset)
         return Emission(done=(record.position,))
 
-    def propose(self, now_s: float, now_ms: int = 0) -> Sequence[Output]:
-        return ()
+
+def ready(folder: Path, fold: _Nothing, log: MemoryLog, **handles: Any) -> worker._Worker:
+    """A worker that has its partitions."""
+    given = StreamsHandles(bootstrap_servers="127.0.0.1:1", data_dir=str(folder), partitions=4, **handles)
+    made = worker._Worker(fold, given, Topics(run=RunName("run")), log, log.writer(), Metrics(), lambda: None)
+    made._assignment.is_ready = True
+    return made
 
 
 @pytest.fixture
 async def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker._Worker:
-    """A worker without Faust, on a log with a hole at offset 1."""
+    """A worker without Faust, on a log with a hole at offsets 1 and 2."""
     monkeypatch.setattr(worker, "FaustSeam", _Seam)
-    log = _HoledLog({1})
-    handles = StreamsHandles(bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path), partitions=4)
-    topics, metrics = Topics(run=RunName("run")), Metrics()
-    return worker._Worker(_Nothing(), handles, topics, log, log.writer(), metrics, lambda: None)
+    return ready(tmp_path, _Nothing(), _HoledLog({1, 2}))
+
+
+async def test_what_is_delivered_again_or_late_is_dropped_and_holes_are_counted(shell: worker._Worker) -> None:
+    """By an assignment as Faust hands it messages; each record is folded once."""
+    for offset, is_stale in ((0, False), (3, False), (3, False), (4, True)):
+        await shell._assignment.on_message(message(offset, is_stale=is_stale))
+    assert isinstance(shell._fold, _Nothing) and shell._fold.folded == [0, 3]
+    assert shell._metrics.value(OFFSETS_WITHOUT_RECORD) == 2
+    assert [shell._metrics.value(DELIVERIES_DROPPED, why) for why in ("again", "stale")] == [1, 1]
 
 
 @pytest.mark.parametrize("error", [LogGapError("gone"), asyncio.CancelledError()], ids=["error", "cancelled"])
@@ -215,6 +179,7 @@ async def test_a_take_over_that_is_not_ended_ends_the_worker(
     monkeypatch.setattr(shell._assignment, "_take_over", fails)
     with contextlib.suppress(asyncio.CancelledError):
         await shell._assignment.on_rebalance_complete()
+    assert not shell._assignment.is_ready
     with pytest.raises(LogGapError if isinstance(error, LogGapError) else UnavailableError):
         shell._failure.result()
 
@@ -224,11 +189,11 @@ async def test_a_record_passed_over_after_a_real_hole_ends_the_worker(shell: wor
     assignment = shell._assignment
     await assignment.on_revoked()
     assignment.is_ready = True
-    for offset in (0, 2):
-        await assignment.on_message(_Message(offset))
-    with pytest.raises(UnavailableError, match=r"expected offset 3 .* passed over"):
-        await assignment.on_message(_Message(4))
-    assert shell._ledger.next_offset(WHERE) == 3
+    for offset in (0, 3):
+        await assignment.on_message(message(offset))
+    with pytest.raises(UnavailableError, match=r"expected offset 4 .* passed over"):
+        await assignment.on_message(message(5))
+    assert shell._ledger.next_offset(WHERE) == 4
 
 
 def test_a_position_that_stands_still_under_lag_ends_the_process(log: MemoryLog) -> None:
@@ -276,14 +241,9 @@ async def test_a_worker_after_a_kill_marks_what_it_folds_and_others_do_not(
     monkeypatch.setattr(worker, "FaustSeam", _Seam)
     if is_after_a_kill:
         life.write_bytes(b"alive")
-    handles = StreamsHandles(
-        bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path), instance_id="assemble-0", partitions=4
-    )
-    log, topics = _HoledLog(set()), Topics(run=RunName("run"))
-    made = worker._Worker(Watching(), handles, topics, log, log.writer(), Metrics(), lambda: None)
-    made._assignment.is_ready = True
+    made = ready(tmp_path, Watching(), _HoledLog(()), instance_id="assemble-0")
     for offset in (0, 1):
-        await made._assignment.on_message(_Message(offset))
+        await made._assignment.on_message(message(offset))
     marks = [b'["events",0,0]', b'["events",0,1]'] if is_after_a_kill else [b"alive", b"alive"]
     assert (seen, life.read_bytes().rstrip()) == (marks, b"alive")
     made._assignment.poison.close()

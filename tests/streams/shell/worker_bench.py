@@ -63,44 +63,25 @@ class Worker:
 class Bench:
     """Workers of one stage on one run's topics."""
 
-    def __init__(self, log: KafkaLog, topics: Topics, folder: Path, *, stage: Stage = Stage.ASSEMBLE) -> None:
+    def __init__(self, log: KafkaLog, topics: Topics, folder: Path) -> None:
         self.log = log
         self.topics = topics
         self.folder = folder
-        self.stage = stage
+        self.stage = Stage.ASSEMBLE
         self.workers: list[Worker] = []
         self.writer = log.writer()
 
-    def start(
-        self,
-        name: str,
-        *,
-        is_static: bool = True,
-        counting: dict[str, Any] | None = None,
-        max_delay_s: float = 0.0,
-        is_killed_before_marker: bool = False,
-        session_timeout_s: float = 6.0,
-        is_outdated: bool = False,
-    ) -> Worker:
-        """Starts a worker; `name` is its instance id when it is static."""
-        plan = Plan(
-            rules=config(),
-            handles=StreamsHandles(
-                bootstrap_servers=self.log.bootstrap_servers,
-                data_dir=str(self.folder / "data"),
-                instance_id=name if is_static else None,
-                partitions=4,
-            ),
-            session_timeout_s=session_timeout_s,
-            commit_interval_s=0.3,
-            stage=self.stage,
-            topics=self.topics,
-            counting=counting,
-            max_delay_s=max_delay_s,
-            is_outdated=is_outdated,
-            kill_once=str(self.folder / "killed") if is_killed_before_marker else None,
+    def start(self, name: str, *, is_static: bool = True, is_killed_before_marker: bool = False, **plan: Any) -> Worker:
+        """Starts a worker; `name` is its instance id when it is static, `plan` as Plan."""
+        handles = StreamsHandles(
+            bootstrap_servers=self.log.bootstrap_servers,
+            data_dir=str(self.folder / "data"),
+            instance_id=name if is_static else None,
+            partitions=4,
         )
-        worker = Worker(plan, self.folder / f"{name}.log")
+        kill_once = str(self.folder / "killed") if is_killed_before_marker else None
+        given = Plan(rules=config(), handles=handles, stage=self.stage, topics=self.topics, kill_once=kill_once, **plan)
+        worker = Worker(given, self.folder / f"{name}.log")
         self.workers.append(worker)
         return worker
 
@@ -158,9 +139,9 @@ def expected(id_: str, parts: dict[int, int]) -> bytes:
 
 
 @contextlib.contextmanager
-def bench(log: KafkaLog, topics: Topics, folder: Path, *, stage: Stage = Stage.ASSEMBLE) -> Iterator[Bench]:
+def bench(log: KafkaLog, topics: Topics, folder: Path) -> Iterator[Bench]:
     """A bench that leaves no process behind."""
-    made = Bench(log, topics, folder, stage=stage)
+    made = Bench(log, topics, folder)
     try:
         yield made
     finally:

@@ -42,8 +42,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of CountingFold; None: the stage's own fold."""
     kill_once: str | None = None
     """A file; unless it exists, the process dies between its first output and the marker."""
-    session_timeout_s: float = WorkerWaits().session_s
-    commit_interval_s: float = WorkerWaits().commit_s
+    session_timeout_s: float = 6.0
     max_delay_s: float = 0.0
     """Acknowledgements arrive late by up to this, out of order."""
     is_outdated: bool = False
@@ -100,7 +99,7 @@ def main() -> int:
             stop=stop,
             metrics=Metrics(),
             before_marker=kill_once(Path(plan.kill_once)) if plan.kill_once else lambda: None,
-            waits=WorkerWaits(session_s=plan.session_timeout_s, commit_s=plan.commit_interval_s),
+            waits=WorkerWaits(session_s=plan.session_timeout_s, commit_s=0.3),
         )
     except FatalError as error:
         logging.error("fatal: %s: %s", type(error).__name__, error)
