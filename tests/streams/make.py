@@ -316,6 +316,10 @@ class Streams:
         """What was credited."""
         return [decode_group(value) for value in self.values(Topic.TRANSITIONS)]
 
+    def undone(self, topic: Topic) -> list[Record]:
+        """Inputs that come again to whoever takes over."""
+        return [record for record in self.log.get(topic, []) if (record.topic, record.offset) not in self.done]
+
     def values(self, topic: Topic) -> list[bytes]:
         """What was appended to a topic."""
         return [record.value or b"" for record in self.log.get(topic, [])]

@@ -15,6 +15,7 @@ from tests.streams.assemble.test_links import (
     episodes,
     llm,
     markers,
+    silence,
     streams,
 )
 from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, agent_span, otlp, span
@@ -31,12 +32,6 @@ SAID = {"gen_ai__conversation__id": "c-17"}
 def agents(run: Streams) -> dict[str, list[str | None]]:
     """Of each episode's calls."""
     return {id_: [made.agent for made in episode.calls] for id_, episode in episodes(run).items()}
-
-
-def silence(run: Streams, start: float) -> None:
-    """Long enough for whatever is open, and not for a call in flight."""
-    for step in range(4):
-        run.tick(start + 20.0 * step)
 
 
 def test_the_longer_of_two_parallel_requests_makes_the_next_episode() -> None:
@@ -96,8 +91,7 @@ def test_what_waits_lasts_while_the_call_is_in_flight() -> None:
     run.feed(CallOpen(call_id=BY_CONVERSATION.call_id, conversation_key=KEY, trace_id=TRACE))
     run.feed(otlp(agent_span(TRACE, 1, "solver", **SAID), span(TRACE, 2, "POST", parent=1)))
     silence(run, 100.0)
-    inputs = [record for record in run.log[BY_TOPIC] if (record.topic, record.offset) not in run.done]
-    run.take_over(*inputs)
+    run.take_over(*run.undone(BY_TOPIC))
     silence(run, 300.0)
     run.feed(BY_CONVERSATION)
     silence(run, 400.0)

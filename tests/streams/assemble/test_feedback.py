@@ -106,15 +106,8 @@ def rated_attempt(by: str = "k1") -> Streams:
     calls = [call("z", own, [1], [2])]
     streams = Streams(config(reward_sources=("grader:*", "feedback")))
     given = reward(own, 0.5)
-    rated = Reward(
-        rollout_id=own,
-        attempt_id="a001",
-        name="reward",
-        value=-1.0,
-        source="feedback",
-        idempotency_key=by or given.idempotency_key,
-        at_ms=given.at_ms + 1,
-    )
+    of_it = {"rollout_id": own, "attempt_id": "a001", "conversation_key": ""}
+    rated = said(-1.0, by or given.idempotency_key, at_ms=given.at_ms + 1, **of_it)
     streams.feed(*calls, closed(own, calls), rated, given, event(own))
     return streams
 
@@ -122,7 +115,7 @@ def rated_attempt(by: str = "k1") -> Streams:
 @pytest.mark.parametrize("by", ["k1", ""], ids=["own key", "the grader's"])
 def test_feedback_on_a_runners_attempt_leaves_its_reward_to_the_grader(by: str) -> None:
     """Under the awaited name too, for whether it came before the end is chance; and under the grader's key."""
-    (episode,) = (EPISODES.decode(value) for value in rated_attempt(by).values(Topic.EPISODES))
+    episode = rated_attempt(by).episode
     assert (episode.reward, [one.source for one in episode.rewards]) == (0.5, ["grader:grade"])
 
 

@@ -61,6 +61,11 @@ def markers(run: Streams) -> dict[str, str]:
     return {marker.id: f"{marker.disposition} {marker.forwarded_to or ''}".strip() for marker in decoded}
 
 
+def silence(run: Streams, start: float = 0.0) -> None:
+    """Long enough for whatever is open, and not for a call in flight."""
+    run.tick(*(start + 20.0 * step for step in range(4)))
+
+
 def close(run: Streams) -> None:
     """Lets everything fall silent, also what is forwarded meanwhile."""
     run.tick(*range(0, 200, 20))

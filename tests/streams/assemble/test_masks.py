@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.streams.make import Streams, call, closed, config, event, reward, rollout
+from tests.streams.make import Streams, call, call_id, closed, config, event, reward, rollout
 from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.streams.config import SelectConfig
 
@@ -47,3 +47,20 @@ def test_answers_cut_at_the_limit_train_where_the_run_says_so(truncated: Any, ma
     streams.feed(*calls, closed(R1, calls), reward(R1), event(R1))
     episode = streams.episode
     assert [c.masked for c in episode.calls] == [masked, "constrained"]
+
+
+def test_a_call_whose_parent_is_not_here_leaves_the_loss_alone() -> None:
+    """Its prompt is a difference to that one's; with those that rest on it. A parent has to come before."""
+    calls = [
+        call("a", R1, [1], [2]),
+        call("b", R1, [3], [4], parent_call_id=call_id("gone"), shared_tokens=2),
+        call("c", R1, [5], [6], parent_call_id=call_id("b"), shared_tokens=2),
+        call("d", R1, [3], [4], parent_call_id=call_id("a"), shared_tokens=2),
+    ]
+    streams = Streams()
+    streams.feed(*calls, closed(R1, calls), reward(R1), event(R1))
+    episode = streams.episode
+    assert [made.masked for made in episode.calls] == ["", "missing_parent", "missing_parent", ""]
+    summary, (row,) = streams.groups[0]
+    assert [turn.call_id for turn in row.turns] == [calls[0].call_id, calls[3].call_id]
+    assert [member.excluded for member in summary.members] == [""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from tests.streams.assemble.test_links import captured, close, episodes, llm, ma
 from tests.streams.make import Item, agent_span, otlp, span, tool_span
 from tracegrad.schemas.ids import conversation_key, new_call, new_tool_call
 from tracegrad.schemas.metrics import LINKS
-from tracegrad.schemas.records.calls import ToolCall
+from tracegrad.schemas.records.calls import CallRecord, ToolCall
 from tracegrad.schemas.records.facts import MAX_LINKS, LinkFact, LinkSource
 from tracegrad.streams.assemble.links import Links
 
@@ -78,16 +79,15 @@ def test_a_named_conversation_is_not_pulled_into_a_trace() -> None:
     assert markers(run)["c1" * 16] == f"forwarded {TRACE}"
 
 
+def asking(one: CallRecord, **changes: Any) -> CallRecord:
+    """With a tool call whose id bears its key."""
+    made = new_tool_call(str(one.trace_id))
+    return msgspec.structs.replace(one, tool_calls=(ToolCall(id=made, name="calc", arguments="{}"),), **changes)
+
+
 def test_in_streams_the_ids_of_tool_calls_bring_the_calls() -> None:
     """LangChain loses the answer's id there; the calls of several keys are in the order in which they began."""
-    asked = [
-        msgspec.structs.replace(
-            one,
-            tool_calls=(ToolCall(id=new_tool_call(key), name="calc", arguments="{}"),),
-            started_at_ns=began,
-        )
-        for one, key, began in ((FIRST, "c1" * 16, 20), (SECOND, "c2" * 16, 10))
-    ]
+    asked = [asking(FIRST, started_at_ns=20), asking(SECOND, started_at_ns=10)]
     spans = [
         llm(TRACE, 2 + number, "lc_run--1", parent=1, gen_ai__output__messages=_asking(one.tool_calls[0].id))
         for number, one in enumerate(asked)
@@ -119,10 +119,7 @@ def test_calls_that_their_own_trace_tells_of_are_not_pulled_away() -> None:
 
 def test_executions_bring_the_calls_whose_models_spans_repeat_nothing() -> None:
     """ADK and Strands without the HTTP client's instrumentor: the tools of two agents name two keys."""
-    asked = [
-        msgspec.structs.replace(one, tool_calls=(ToolCall(id=new_tool_call(key), name="calc", arguments="{}"),))
-        for one, key in ((FIRST, "c1" * 16), (SECOND, "c2" * 16))
-    ]
+    asked = [asking(FIRST), asking(SECOND)]
     ran = [
         tool_span(TRACE, 2 + number, parent=1, gen_ai__tool__call__id=one.tool_calls[0].id)
         for number, one in enumerate(asked)

@@ -12,7 +12,9 @@ from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
-_NUM_GOOD = 100
+ROLLOUTS = [rollout(number) for number in range(100)]
+CALLS = {name: call(f"c{number}", name) for number, name in enumerate(ROLLOUTS)}
+SPANS = [otlp(agent_span(name + "a001", 1, "planner"), is_counted=True) for name in ROLLOUTS]
 
 
 def flood(num: int, start: int = 0) -> bytes:
@@ -31,16 +33,13 @@ def flood(num: int, start: int = 0) -> bytes:
 def test_a_flood_of_traces_costs_no_rollout_a_fact(num_traces: int, bounds: dict[str, Any], is_early: bool) -> None:
     """Whether a rollout's spans come before its runner's word or after it."""
     streams = Streams(config(**bounds))
-    rollouts = [rollout(number) for number in range(_NUM_GOOD)]
-    calls = {name: call(f"c{number}", name) for number, name in enumerate(rollouts)}
-    started = [event(name, RolloutState.STARTED) for name in rollouts]
-    spans = [otlp(agent_span(name + "a001", 1, "planner"), is_counted=True) for name in rollouts]
-    streams.feed(flood(num_traces // 2), *(spans if is_early else started), *calls.values())
-    streams.feed(flood(num_traces - num_traces // 2, num_traces // 2), *(started if is_early else spans))
-    for name in rollouts:
-        streams.feed(closed(name, [calls[name]]), reward(name), event(name))
-    assert {episode.rollout_id for episode in streams.episodes} == set(rollouts)
-    assert [(episode.closed_by, len(episode.calls)) for episode in streams.episodes] == [("complete", 1)] * _NUM_GOOD
+    started = [event(name, RolloutState.STARTED) for name in ROLLOUTS]
+    streams.feed(flood(num_traces // 2), *(SPANS if is_early else started), *CALLS.values())
+    streams.feed(flood(num_traces - num_traces // 2, num_traces // 2), *(started if is_early else SPANS))
+    for name, made in CALLS.items():
+        streams.feed(closed(name, [made]), reward(name), event(name))
+    assert {episode.rollout_id for episode in streams.episodes} == set(ROLLOUTS)
+    assert [(episode.closed_by, len(episode.calls)) for episode in streams.episodes] == [("complete", 1)] * 100
     assert {episode.services for episode in streams.episodes} == {("agent",)}
     assert not streams.log.get(Topic.DEAD_LETTERS)
 
@@ -48,15 +47,13 @@ def test_a_flood_of_traces_costs_no_rollout_a_fact(num_traces: int, bounds: dict
 def test_early_spans_outlast_a_flood_without_a_credential() -> None:
     """After a restart the spans of a rollout may be read long before its runner's word and its calls."""
     streams = Streams(config(max_stray_traces=150))
-    rollouts = [rollout(number) for number in range(_NUM_GOOD)]
-    calls = {name: call(f"c{number}", name) for number, name in enumerate(rollouts)}
-    streams.feed(*[otlp(agent_span(name + "a001", 1, "planner"), is_counted=True) for name in rollouts])
+    streams.feed(*SPANS)
     streams.append(Topic.OTLP_SPANS, flood(2_001))
     assert streams.assemble.num_open == 150
-    for name in rollouts:
-        streams.feed(event(name, RolloutState.STARTED), calls[name], closed(name, [calls[name]]))
+    for name, made in CALLS.items():
+        streams.feed(event(name, RolloutState.STARTED), made, closed(name, [made]))
         streams.feed(reward(name), event(name, spans_exported=1))
-    assert [episode.services for episode in streams.episodes] == [("agent",)] * _NUM_GOOD
+    assert [episode.services for episode in streams.episodes] == [("agent",)] * 100
 
 
 def test_strays_end_without_a_trace() -> None:

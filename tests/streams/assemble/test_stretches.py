@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.consumers.audit.small_run import RING, memory_log
-from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, call_id, config, otlp, span
+from tests.streams.assemble.test_links import silence, streams
+from tests.streams.make import RUN_HASH, TOPICS, agent_span, call, call_id, otlp, span
 from tracegrad.consumers.audit.account import audit
 from tracegrad.schemas.ids import RunHash, conversation_key, stretch_id
 from tracegrad.schemas.records.calls import CallRecord, Purpose
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.config import SelectConfig
 
 KEY = conversation_key("c-17")
 
@@ -22,17 +22,6 @@ KEY = conversation_key("c-17")
 def captured(name: str, **changes: Any) -> CallRecord:
     """A call of the conversation."""
     return call(name, None, [1], [2], purpose=Purpose.UNKNOWN, conversation_key=KEY, **changes)
-
-
-def streams() -> Streams:
-    """Of a run that takes everything."""
-    return Streams(config(select=SelectConfig(capture_all=True)))
-
-
-def silence(run: Streams, start: float = 0.0) -> None:
-    """Long enough for whatever is open."""
-    for step in range(4):
-        run.tick(start + 20.0 * step)
 
 
 def test_a_later_request_makes_the_next_episode() -> None:
@@ -105,12 +94,7 @@ def test_a_restart_goes_on_where_it_was(pauses: list[bool], restart: int) -> Non
         run = streams()
         for number, pause in enumerate(pauses):
             if is_restarted and number == restart:
-                open_inputs = [
-                    record
-                    for record in run.log.get(Topic.EPISODE_EVENTS, [])
-                    if (record.topic, record.offset) not in run.done
-                ]
-                run.take_over(*open_inputs)
+                run.take_over(*run.undone(Topic.EPISODE_EVENTS))
             run.feed(captured(f"n{number}"))
             if pause:
                 silence(run, 100.0 * number)

@@ -25,15 +25,19 @@ from tracegrad.streams.ratings import pieces_of
 
 WAIT_S = 60.0
 IDLE_S = 10.0
+EPISODE = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
 
 
 class Run:
     """Of a run that trains on what is captured, with a clock."""
 
-    def __init__(self, wait_s: float = WAIT_S, **changes: Any) -> None:
-        select = SelectConfig(capture_all=True, train=True)
-        rules = config(reward_sources=("feedback",), select=select, feedback_wait_s=wait_s, idle_s=IDLE_S, **changes)
-        self.streams = Streams(rules)
+    def __init__(self, **changes: Any) -> None:
+        rules: dict[str, Any] = {
+            "select": SelectConfig(capture_all=True, train=True),
+            "feedback_wait_s": WAIT_S,
+            "idle_s": IDLE_S,
+        }
+        self.streams = Streams(config(reward_sources=("feedback",), **rules | changes))
         self.now_s = 0.0
 
     def feed(self, *items: Item) -> None:
@@ -58,12 +62,8 @@ class Run:
 
     def undone(self) -> list[str]:
         """Inputs of credit that are not done."""
-        return [
-            f"{topic}@{record.offset}"
-            for topic in (Topic.EPISODES, Topic.EPISODE_SCORES)
-            for record in self.streams.log.get(topic, [])
-            if (record.topic, record.offset) not in self.streams.done
-        ]
+        topics = (Topic.EPISODES, Topic.EPISODE_SCORES)
+        return [f"{topic}@{record.offset}" for topic in topics for record in self.streams.undone(topic)]
 
 
 def test_feedback_counts_until_people_had_their_time() -> None:
@@ -101,7 +101,7 @@ def test_what_nobody_rated_in_time_trains_nothing() -> None:
 
 def test_without_a_wait_a_conversation_is_what_it_was_when_it_closed() -> None:
     """Rated until then, or unscored."""
-    run = Run(wait_s=0.0)
+    run = Run(feedback_wait_s=0.0)
     run.feed(*conversation(*TURNS), said(1.0, "k1"))
     run.wait(12)
     ((_, rows),) = run.groups()
@@ -121,11 +121,7 @@ def test_feedback_on_nothing_is_let_go_after_the_wait() -> None:
 @pytest.mark.parametrize("bound", [{"max_open_bytes": 9_000}, {"max_open_groups": 6}])
 def test_the_longest_waiting_conversations_close_early_where_room_is_short(bound: dict[str, Any]) -> None:
     """With what was said of them; none loses its calls."""
-    select = SelectConfig(capture_all=True, train=True)
-    run = Run()
-    run.streams = Streams(
-        config(reward_sources=("feedback",), select=select, feedback_wait_s=1_000.0, idle_s=IDLE_S, **bound)
-    )
+    run = Run(feedback_wait_s=1_000.0, **bound)
     keys = [f"{number:032x}" for number in range(1, 11)]
     for number, key in enumerate(keys):
         run.feed(*conversation((f"q{number}", True), key=key))
@@ -256,9 +252,8 @@ def test_a_worker_that_takes_over_gives_the_same() -> None:
         if restarts:
             run.streams.credit.reset()
             for topic in (Topic.EPISODE_SCORES, Topic.EPISODES):
-                for record in run.streams.log.get(topic, []):
-                    if (record.topic, record.offset) not in run.streams.done:
-                        assert run.streams.credit.fold(record).done == ()
+                for record in run.streams.undone(topic):
+                    assert run.streams.credit.fold(record).done == ()
         run.wait(100)
         assert run.undone() == []
         expected.update(run.streams.values(Topic.TRANSITIONS))
@@ -267,16 +262,15 @@ def test_a_worker_that_takes_over_gives_the_same() -> None:
 
 def test_a_worker_that_takes_over_waits_for_the_rest_of_the_time() -> None:
     """Else an episode whose workers are restarted before its time is over would wait for ever."""
-    episode = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
     waiting = FeedbackWindow(60.0, IDLE_S)
     waiting.note_time(1_000)
-    waiting.add_episode(episode, 0, 1_000)
+    waiting.add_episode(EPISODE, 0, 1_000)
     assert [*waiting.due(500.0), *waiting.due(559.0)] == []
     waiting.clear()
     # The log goes on meanwhile.
     for at_ms in (1_000, 51_000, 40_000):
         waiting.note_time(at_ms)
-    waiting.add_episode(episode, 0, 1_000)
+    waiting.add_episode(EPISODE, 0, 1_000)
     assert [*waiting.due(700.0), *waiting.due(709.0)] == []
     assert [reason for reason, *_ in waiting.due(710.0)] == ["feedback"]
 
@@ -284,12 +278,11 @@ def test_a_worker_that_takes_over_waits_for_the_rest_of_the_time() -> None:
 @pytest.mark.parametrize("life_s", [7.0, 25.0, 59.0])
 def test_restarts_make_no_wait_longer_than_it_is_and_the_time_that_nobody_looked(life_s: float) -> None:
     """However often, and where the log stands still meanwhile."""
-    episode = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
     closed_ms, down_s, now_s = 1_000_000, 3.0, 1_000.0
     while now_s < 2_000.0:
         waiting, began_s = FeedbackWindow(60.0, IDLE_S), 17.0  # of a clock of its own
         waiting.note_time(closed_ms)
-        waiting.add_episode(episode, 0, closed_ms)
+        waiting.add_episode(EPISODE, 0, closed_ms)
         for second in range(round(life_s)):
             if [*waiting.due(began_s + second, round(1000 * (now_s + second)))]:
                 assert 60.0 <= now_s + second - closed_ms / 1000 <= 60.0 + 1.0 + down_s
@@ -300,9 +293,8 @@ def test_restarts_make_no_wait_longer_than_it_is_and_the_time_that_nobody_looked
 
 def test_an_episode_of_which_nobody_knows_when_it_closed_waits_from_now() -> None:
     """A record without a time is not one of 1970."""
-    episode = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
     waiting = FeedbackWindow(60.0, IDLE_S)
-    waiting.add_episode(episode, 0, 0)
+    waiting.add_episode(EPISODE, 0, 0)
     assert [*waiting.due(5.0, 10**12), *waiting.due(64.0, 10**12)] == []
     assert len([*waiting.due(65.0, 10**12)]) == 1
 

@@ -11,7 +11,7 @@ import pytest
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TRACE, TURNS, conversation, returns
 from tests.streams.credit.test_feedback_window import Run, closing
-from tests.streams.make import Item, Streams, call, call_id, config, tool_call
+from tests.streams.make import call, call_id, tool_call
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, LATE
 from tracegrad.schemas.records.rollouts import piece_id
@@ -25,23 +25,22 @@ def late(run: Run) -> set[str]:
     return {piece for marker in markers if marker.disposition == LATE for piece in marker.heard}
 
 
-def choices(*names: str, **changes: Any) -> list[Item]:
-    """The answers to one request that asked for several."""
+def choices(is_late: bool, **changes: Any) -> dict[str, tuple[str, float | None]]:
+    """What masks, and what earned, each answer to a request that asked for two, of which one is rated."""
+    run, rated = Run(), said(1.0, "k1", target=call_id("one"))
     given: dict[str, Any] = {"trace_id": TRACE, "conversation_key": KEY, "purpose": Purpose.UNKNOWN, **changes}
-    return [call(name, None, [1], [2], answers_user=True, num_choices=len(names), **given) for name in names]
+    run.feed(*(call(name, None, [1], [2], answers_user=True, num_choices=2, **given) for name in ("one", "two")))
+    run.wait(20 * is_late)
+    run.feed(rated)
+    run.wait(100)
+    ((_, rows),) = run.groups()
+    return {turn.call_id: (turn.masked, turn.return_) for row in rows for turn in row.turns}
 
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_of_several_answers_the_one_that_is_rated_trains(is_late: bool) -> None:
     """Whether it was rated before its episode closed or behind that; the other's tokens earn nothing."""
-    run = Run()
-    rated = said(1.0, "k1", target=call_id("one"))
-    run.feed(*choices("one", "two"), *(() if is_late else (rated,)))
-    run.wait(20)
-    run.feed(*((rated,) if is_late else ()))
-    run.wait(100)
-    ((_, rows),) = run.groups()
-    turns = {turn.call_id: (turn.masked, turn.return_) for row in rows for turn in row.turns}
+    turns = choices(is_late)
     assert turns[call_id("one")] == ("", 1.0)
     assert turns[call_id("two")][0] == "not_chosen"
 
@@ -49,14 +48,8 @@ def test_of_several_answers_the_one_that_is_rated_trains(is_late: bool) -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_rated_answer_that_cannot_train_does_not(is_late: bool) -> None:
     """That it was one of several is the least of its faults, whenever it is rated."""
-    run = Run()
-    rated = said(1.0, "k1", target=call_id("one"))
-    run.feed(*choices("one", "two", is_truncated=True, finish_reason="length"), *(() if is_late else (rated,)))
-    run.wait(20)
-    run.feed(*((rated,) if is_late else ()))
-    run.wait(100)
-    ((_, rows),) = run.groups()
-    assert {turn.masked for row in rows for turn in row.turns} == {"truncated"}
+    turns = choices(is_late, is_truncated=True, finish_reason="length")
+    assert {masked for masked, _ in turns.values()} == {"truncated"}
 
 
 def test_feedback_on_a_tool_call_that_is_rated_behind_the_close_is_its_callers() -> None:
@@ -72,9 +65,7 @@ def test_feedback_on_a_tool_call_that_is_rated_behind_the_close_is_its_callers()
 
 def test_feedback_on_a_conversation_that_was_not_selected_is_late() -> None:
     """There is no episode, and nothing waits for ever."""
-    run = Run()
-    select = SelectConfig(services=("other",), train=True)
-    run.streams = Streams(config(reward_sources=("feedback",), select=select, feedback_wait_s=60.0, idle_s=10.0))
+    run = Run(select=SelectConfig(services=("other",), train=True))
     pieces = [said(1.0, "k1", target=call_id("d")), said(1.0, "k2")]
     run.feed(*conversation(*TURNS), pieces[0])
     run.wait(20)
