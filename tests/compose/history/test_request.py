@@ -46,6 +46,7 @@ def into(source: RunDir, *, mode: Mode | None = None, run: str = "again") -> Run
 
 def begun(source: RunDir, path: Path, request: ReplayRequest) -> RunDir:
     """A replay that was stopped."""
+    path.mkdir()
     remember(request, source, into(source), made := RunDir(path))
     prepare_run(into(source), path)
     return made
@@ -54,7 +55,6 @@ def begun(source: RunDir, path: Path, request: ReplayRequest) -> RunDir:
 def test_the_same_command_goes_on_with_the_time_that_was_meant_first(source: RunDir, tmp_path: Path) -> None:
     """Two hours ago is another time at each command."""
     first = ReplayRequest(source=source.path, asked="--from PT2H", begin_ms=1000)
-    (tmp_path / "again").mkdir()
     made = begun(source, tmp_path / "again", first)
     again = remembered(msgspec.structs.replace(first, begin_ms=9000), source, into(source), made)
     assert again.begin_ms == 1000
@@ -77,7 +77,6 @@ def test_another_request_under_the_same_name_is_refused(
 ) -> None:
     """What it made would lie beside what the first made, and be trained on with it."""
     first = ReplayRequest(source=source.path, asked="--from PT2H", mode="offline")
-    (tmp_path / "again").mkdir()
     made = begun(source, tmp_path / "again", first)
     other = msgspec.structs.replace(into(source), **settings)
     with pytest.raises(ConfigurationError, match=f"another {named}.*another name"):
@@ -87,7 +86,6 @@ def test_another_request_under_the_same_name_is_refused(
 def test_what_was_folded_may_be_trained_on_later(source: RunDir, tmp_path: Path) -> None:
     """By one mode, and then by no other."""
     first = ReplayRequest(source=source.path)
-    (tmp_path / "again").mkdir()
     made = begun(source, tmp_path / "again", first)
     trained = msgspec.structs.replace(first, mode="offline")
     assert remembered(trained, source, into(source), made) == trained
@@ -99,7 +97,6 @@ def test_what_was_folded_may_be_trained_on_later(source: RunDir, tmp_path: Path)
 
 def test_what_is_trained_is_trained_on_as_it_was_begun(source: RunDir, tmp_path: Path) -> None:
     """Else nothing would be done, or a model be of both; what changes no bit, or only how far it goes, may differ."""
-    (tmp_path / "again").mkdir()
     request = ReplayRequest(source=source.path, mode="filter")
     made = begun(source, tmp_path / "again", request)
     settings = made.settings
@@ -149,7 +146,6 @@ def test_a_run_that_is_no_replay_is_never_written_to(source: RunDir, tmp_path: P
 
 def test_a_replay_has_no_history_of_its_own(source: RunDir, tmp_path: Path) -> None:
     """Its episodes name records of the log that it was made of; the message names that run."""
-    (tmp_path / "again").mkdir()
     made = begun(source, tmp_path / "again", ReplayRequest(source=source.path))
     with pytest.raises(ConfigurationError, match=f"itself a replay.*--source-dir {source.path}"):
         check_source(ReplayRequest(source=made.path), made)

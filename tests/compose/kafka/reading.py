@@ -11,10 +11,10 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.log.protocol import LogReader, Record
 
 
-def new_topic(log: KafkaLog, partitions: int = 1) -> str:
+def new_topic(log: KafkaLog, partitions: int = 1, **config: str) -> str:
     """A fresh topic on the real broker."""
     name = f"topic-{uuid.uuid4().hex[:12]}"
-    log.admin.create_topics([NewTopic(name, partitions, 1, config={})])
+    log.admin.create_topics([NewTopic(name, partitions, 1, config=config)])
     log.admin.partition_counts([name])
     return name
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
+from tests.compose.kafka import reading
+from tests.compose.kafka.reading import read
 from tests.memory_log import MemoryLog
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.writer import partition_for
@@ -34,15 +36,10 @@ def new_topic(log: Log) -> Maker:
     """Makes a topic of a fresh name with so many partitions."""
 
     def make(partitions: int) -> str:
-        name = f"topic-{uuid.uuid4().hex[:12]}"
-        if isinstance(log, MemoryLog):
-            log.create_topic(name, partitions)
-        else:
-            assert isinstance(log, KafkaLog)
-            log.admin.create_topics(
-                [NewTopic(name, partitions, 1, config={"max.message.bytes": str(MAX_MESSAGE_BYTES)})]
-            )
-            log.admin.partition_counts([name])
+        if isinstance(log, KafkaLog):
+            return reading.new_topic(log, partitions, **{"max.message.bytes": str(MAX_MESSAGE_BYTES)})
+        assert isinstance(log, MemoryLog)
+        log.create_topic(name := f"topic-{uuid.uuid4().hex[:12]}", partitions)
         return name
 
     return make
@@ -64,15 +61,6 @@ def write(log: Log, topic: str, values: Sequence[bytes], *, partition: int | Non
     positions = [future.result(DEADLINE_S) for future in futures]
     writer.close()
     return positions
-
-
-def read(reader: LogReader, count: int) -> list[Record]:
-    """Reads until so many records came."""
-    found: list[Record] = []
-    deadline = time.monotonic() + DEADLINE_S
-    while len(found) < count and time.monotonic() < deadline:
-        found += reader.read(timeout_s=0.05)
-    return found
 
 
 def begins(log: Log, topic: str) -> dict[TopicPartition, int]:

@@ -70,15 +70,6 @@ def test_the_target_goes_with_the_process_and_comes_with_its_successor(tmp_path:
     assert seen[0]["labels"] == seen[1]["labels"] == {"run": "mine", "process": "llm", "instance": "mine/llm"}
 
 
-def test_an_engine_of_ones_own_is_found_where_it_is(tmp_path: Path) -> None:
-    """Behind TLS and a path, too."""
-    file = target_file(tmp_path, "mine", "engine")
-    announce(file, "https://gpu:8443/one/", run="mine", process="engine")
-    [target] = json.loads(file.read_text())
-    assert target["targets"] == ["gpu:8443"]
-    assert target["labels"] | {"__scheme__": "https", "__metrics_path__": "/one/metrics"} == target["labels"]
-
-
 def test_a_process_that_cannot_listen_goes_on(
     tmp_path: Path, metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

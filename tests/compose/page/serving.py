@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import httpx
 import msgspec
 
 from tests.consumers.page.boards import step
+from tests.serving import until
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.compose.page.serve import serve_live
 from tracegrad.compose.run.pipeline import prepare_run, prepare_topics
@@ -65,7 +65,7 @@ def served(folder: Path) -> Iterator[Served]:
         page = threading.Thread(target=serve_live, args=(wiring,), kwargs={"port": port_of(url), "stop": stop})
         page.start()
         try:
-            eventually(lambda: is_there(url), "the page answers")
+            until(lambda: is_there(url), what="the page answers")
             yield Served(kafka, wiring, url, wiring.page_link)
         finally:
             stop.set()
@@ -79,11 +79,3 @@ def is_there(url: str) -> bool:
         return httpx.get(url, timeout=5).status_code == 403
     except httpx.TransportError:
         return False
-
-
-def eventually(claim: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-    """Waits, bounded, until the claim holds."""
-    until = time.monotonic() + within_s
-    while not claim():
-        assert time.monotonic() < until, f"never: {what}"
-        time.sleep(0.1)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.compose.page.serving import Served, eventually, is_there, served
+from tests.compose.page.serving import Served, is_there, served
+from tests.serving import until
 from tracegrad.compose.history.run_broker import is_opened, open_broker
 from tracegrad.compose.page.page_file import PAGE_FILE, read_page_file
 
@@ -57,7 +58,7 @@ def test_the_page_follows_a_run_through_the_death_of_its_broker(page: Served) ->
     """It answers meanwhile with what it has, and goes on by itself."""
     with page.client() as client:
         page.train(1, 2)
-        eventually(lambda: steps_shown(client) == [1, 2], "two steps")
+        until(lambda: steps_shown(client) == [1, 2], what="two steps")
         page.kafka.kill()
         assert client.get("/").status_code == client.get("/system").status_code == 200
         assert steps_shown(client) == [1, 2]
@@ -65,8 +66,8 @@ def test_the_page_follows_a_run_through_the_death_of_its_broker(page: Served) ->
         assert answer.status_code == 503 and "Traceback" not in answer.text
         page.kafka.start()
         page.train(3)
-        eventually(lambda: steps_shown(client) == [1, 2, 3], "the third step")
-        eventually(lambda: "step 3 -&gt; version 3" in client.get("/data/training_steps").text, "the record")
+        until(lambda: steps_shown(client) == [1, 2, 3], what="the third step")
+        until(lambda: "step 3 -&gt; version 3" in client.get("/data/training_steps").text, what="the record")
 
 
 def test_clients_that_never_read_harm_nobody(page: Served) -> None:
@@ -98,7 +99,7 @@ def test_seven_tabs_follow_the_run_in_chromium(page: Served, chromium: Browser) 
     for tab in tabs:
         # Not by a function of the browser's, which would be evaluated: the page's policy refuses it.
         number = tab.locator(".facts dd").first
-        eventually(lambda number=number: number.inner_text().startswith("7"), "the seventh step")  # type: ignore[misc]
+        until(lambda number=number: number.inner_text().startswith("7"), what="the seventh step")  # type: ignore[misc]
         tab.wait_for_selector(".chart canvas", timeout=60_000)
     tab = tabs[0]
     assert tab.locator(".chart .u-legend .u-value").first.inner_text() == "7"
@@ -134,14 +135,14 @@ def test_a_tab_that_is_hidden_asks_for_nothing(page: Served, chromium: Browser) 
         return len(asked) > num
 
     tab.goto(page.link)
-    eventually(lambda: has_more_than(1), "two questions")
+    until(lambda: has_more_than(1), what="two questions")
     show("true")
     num = len(asked)
     tab.wait_for_timeout(5_000)
     assert len(asked) <= num + 1, "one may have been under way"
     num = len(asked)
     show("false")
-    eventually(lambda: has_more_than(num), "another question")
+    until(lambda: has_more_than(num), what="another question")
     tab.close()
 
 
@@ -158,7 +159,7 @@ def opened(folder: Path) -> Iterator[httpx.Client]:
     try:
         link = page.stdout.readline().strip()
         url = link.partition("/?")[0]
-        eventually(lambda: is_there(url), "the page answers")
+        until(lambda: is_there(url), what="the page answers")
         with httpx.Client(base_url=url, follow_redirects=True, timeout=20) as client:
             assert client.get(link).status_code == 200
             yield client
@@ -187,9 +188,9 @@ def test_a_run_that_has_ended_is_shown_beside_its_other_readers(tmp_path: Path) 
         assert beside.returncode == 0, beside.stderr
         assert not run_dir.is_locked()
         assert client.get("/data/training_steps").status_code == 503
-        eventually(lambda: client.get("/data/training_steps").status_code == 200, "the topic")
+        until(lambda: client.get("/data/training_steps").status_code == 200, what="the topic")
         assert second.get("/data/training_steps").status_code == 503
-        eventually(lambda: "already is the" in second.get("/").text, "who has the broker")
+        until(lambda: "already is the" in second.get("/").text, what="who has the broker")
         with opened(run_dir.path) as third:
             assert steps_shown(third) == [1, 2]
             assert "The run has ended after step 2" in third.get("/").text
@@ -212,9 +213,9 @@ def test_a_page_without_what_another_left_reads_the_topics_and_leaves_it(tmp_pat
         run_dir.endpoints_file.touch()
     assert read_page_file(run_dir) is None
     with opened(run_dir.path) as client:
-        eventually(lambda: steps_shown(client) == [1, 2], "two steps")
-        eventually(lambda: read_page_file(run_dir) is not None, "the next page needs no broker")
-        eventually(lambda: not run_dir.is_locked() and not is_opened(run_dir), "the broker is free")
+        until(lambda: steps_shown(client) == [1, 2], what="two steps")
+        until(lambda: read_page_file(run_dir) is not None, what="the next page needs no broker")
+        until(lambda: not run_dir.is_locked() and not is_opened(run_dir), what="the broker is free")
 
 
 def test_a_page_that_has_nothing_and_gets_no_broker_says_who_has_it(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -21,14 +20,6 @@ QUICK = Backoff(first_s=0.01, greatest_s=0.02, max_in_a_row=3)
 def shell(name: str, script: str, *, layer: int = 0, is_job: bool = False, stop_s: float = 5.0) -> ProcessSpec:
     """A child that runs a script."""
     return ProcessSpec(name=name, argv=("/bin/sh", "-c", script), layer=layer, is_job=is_job, stop_timeout_s=stop_s)
-
-
-def eventually(claim: Callable[[], bool], what: str) -> None:
-    """Waits, bounded, until the claim holds."""
-    until = time.monotonic() + 10
-    while not claim():
-        assert time.monotonic() < until, f"never: {what}"
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

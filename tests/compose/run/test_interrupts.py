@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.run.children import FOREVER, eventually, gone, meanwhile, shell
+from tests.compose.run.children import FOREVER, gone, meanwhile, shell
+from tests.serving import until
 from tracegrad.compose.run.process import ProcessSpec
 from tracegrad.compose.run.supervisor import OutcomeKind, Supervisor
 
@@ -28,9 +29,9 @@ def test_second_interrupt_kills_all_at_once(tmp_path: Path) -> None:
     supervisor = Supervisor([deaf(tmp_path)], logs=tmp_path, say=said.append)
 
     def interrupt_twice() -> None:
-        eventually((tmp_path / "up").exists, "it is up")
+        until((tmp_path / "up").exists, what="it is up")
         os.kill(os.getpid(), signal.SIGINT)
-        eventually(lambda: bool(said), "the first one was heard")
+        until(lambda: bool(said), what="the first one was heard")
         os.kill(os.getpid(), signal.SIGINT)
 
     began = time.monotonic()
@@ -77,7 +78,7 @@ def test_second_interrupt_does_not_wait_for_who_still_reads(tmp_path: Path, is_e
     def interrupt_twice() -> None:
         if is_early:
             return
-        eventually((tmp_path / "up").exists, "it is up")
+        until((tmp_path / "up").exists, what="it is up")
         os.kill(os.getpid(), signal.SIGINT)
         assert is_joining.wait(10)
         os.kill(os.getpid(), signal.SIGINT)

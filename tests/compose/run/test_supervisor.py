@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.compose.run.children import FOREVER, QUICK, eventually, gone, meanwhile, shell
+from tests.compose.run.children import FOREVER, QUICK, gone, meanwhile, shell
+from tests.serving import until
 from tracegrad.compose.engine.failed_start import FailedStart, read_failed_start
 from tracegrad.compose.run.process import ProcessSpec
 from tracegrad.compose.run.supervisor import Backoff, OutcomeKind, Supervisor
@@ -160,7 +161,7 @@ def test_stops_in_reverse_order(tmp_path: Path) -> None:
     supervisor = Supervisor([service("low", 0), service("middle", 1), service("high", 2)], logs=tmp_path)
 
     def stop() -> None:
-        eventually(lambda: len(list(tmp_path.glob("*.up"))) == 3, "all are up")
+        until(lambda: len(list(tmp_path.glob("*.up"))) == 3, what="all are up")
         os.kill(os.getpid(), signal.SIGTERM)
 
     with meanwhile(stop):
@@ -175,13 +176,13 @@ def test_a_stubborn_process_is_killed_at_its_time(tmp_path: Path) -> None:
     supervisor = Supervisor([shell("deaf", script, stop_s=0.1)], logs=tmp_path, say=said.append)
 
     def stop() -> None:
-        eventually((tmp_path / "up").exists, "it is up")
+        until((tmp_path / "up").exists, what="it is up")
         os.kill(os.getpid(), signal.SIGTERM)
 
     with meanwhile(stop):
         supervisor.run()
     assert any("did not stop in 0.1 s" in line for line in said)
-    eventually(lambda: gone(int((tmp_path / "grandchild").read_text())), "the grandchild is gone")
+    until(lambda: gone(int((tmp_path / "grandchild").read_text())), what="the grandchild is gone")
 
 
 def test_a_hook_is_tried_again_however_long_the_gate_below_took(tmp_path: Path) -> None:
@@ -278,12 +279,12 @@ def test_no_orphan_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", parent])
     try:
-        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", "the child is up")
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", what="the child is up")
         pid = int((tmp_path / "pid").read_text())
         assert not gone(pid)
         process.kill()
         process.wait(10)
-        eventually(lambda: gone(pid), "the child is gone")
+        until(lambda: gone(pid), what="the child is gone")
     finally:
         process.kill()
         process.wait(10)
