@@ -11,9 +11,11 @@ from tests.versions import sampled_by
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
 from tracegrad.schemas.records.versions import VersionSpan
+from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 
 VOCABULARY = 261
 """Of tests/tiny_models.py."""
+LIMITS = GroupLimits("policy", VOCABULARY)
 
 
 def turn(
@@ -124,6 +126,18 @@ def conversation_bytes(index: int, version: int, reward: float) -> bytes:
 def record(value: bytes | None, offset: int = 0) -> Record:
     """A record of `transitions` as read."""
     return Record(topic="transitions", partition=0, offset=offset, key=b"policy", value=value)
+
+
+def group_in(value: bytes | None) -> Group:
+    """What a record holds; a well-formed group."""
+    verdict = judge(record(value), LIMITS)
+    assert verdict.group is not None, verdict.detail
+    return verdict.group
+
+
+def groups_of(num: int) -> list[Group]:
+    """Of four rollouts each, with one or two turns and unlike lengths."""
+    return [group_in(group_bytes(index)) for index in range(num)]
 
 
 def append_groups(log: Log, topic: str, values: Sequence[bytes | None]) -> None:

@@ -14,20 +14,25 @@ import torch
 
 from tests.seeds import any_seed
 from tests.trainer.algorithm.drawn_batches import batch_of
-from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
+from tests.trainer.material import (
+    group_in,
+    groups_of,
+    segment,
+    summary,
+    turn,
+)
 from tests.trainer.toy_policy import ToyPolicy, learn
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.trainer.algorithm.form import loss
 from tracegrad.trainer.algorithm.recipe import Recipe, Rows
 from tracegrad.trainer.backends.single import SingleLearner
-from tracegrad.trainer.batch.groups import Group, GroupLimits, in_form, judge
+from tracegrad.trainer.batch.groups import Group, in_form
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.policy import configure_torch, load_policy
 
 pytestmark = pytest.mark.torch
 
 FORMS: tuple[Rows, ...] = ("segments", "transitions", "concatenated")
-LIMITS = GroupLimits("policy", VOCABULARY)
 
 
 def sampled(groups: Any) -> Counter[tuple[Any, ...]]:
@@ -51,9 +56,7 @@ def test_each_sampled_token_trains_once_in_a_record_that_is_well_formed(form: Ro
     assert sampled(made) == sampled(groups)
     assert set(sampled(groups).values()) == {1}
     for group in made:
-        verdict = judge(record(encode_group(group.summary, list(group.rows))), LIMITS)
-        assert verdict.group is not None, verdict.detail
-        assert verdict.group.turns.keys() == group.turns.keys()
+        assert group_in(encode_group(group.summary, list(group.rows))).turns.keys() == group.turns.keys()
 
 
 @pytest.mark.parametrize(("form", "level"), [("transitions", "turn"), ("concatenated", "rollout")])
@@ -115,8 +118,7 @@ def assert_alike(one: Seen, other: Seen) -> None:
 
 def test_rollouts_that_only_append_are_the_same_in_each_form(untied: Path) -> None:
     """To a model: contexts are equal."""
-    found = [judge(record(group_bytes(index)), LIMITS).group for index in range(3)]
-    groups = [group for group in found if group is not None]
+    groups = groups_of(3)
     segments, transitions, concatenated = (seen_by_a_model(untied, groups, form) for form in FORMS)
     assert_alike(transitions, segments)
     assert_alike(concatenated, segments)

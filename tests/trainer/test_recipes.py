@@ -15,13 +15,21 @@ pytest.importorskip("torch")
 
 import torch
 
-from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
+from tests.trainer.material import (
+    VOCABULARY,
+    group_bytes,
+    group_in,
+    groups_of,
+    segment,
+    summary,
+    turn,
+)
 from tests.trainer.toy_policy import ToyPolicy, learn
 from tracegrad.schemas.records.training import StepResult
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.backends.single import SingleLearner
-from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
+from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.batch.rows import training_rows, updates
 from tracegrad.trainer.config import TrainerConfig
 
@@ -36,12 +44,6 @@ MORE = {
 }
 ALL = {name: known.recipe for name, known in RECIPES.items()} | MORE
 each_recipe = pytest.mark.parametrize("recipe", ALL.values(), ids=ALL)
-
-
-def groups_of(num: int) -> list[Group]:
-    """Of rollouts with one or two turns and unlike lengths."""
-    judged = [judge(record(group_bytes(i)), GroupLimits("policy", VOCABULARY)).group for i in range(num)]
-    return [group for group in judged if group is not None]
 
 
 def assert_alike(one: tuple[StepResult, ToyPolicy], other: tuple[StepResult, ToyPolicy]) -> None:
@@ -198,11 +200,10 @@ def test_the_default_costs_no_pass_of_its_own() -> None:
 
 def test_rows_without_advantage_train_where_the_recipe_asks() -> None:
     """A group of equal returns: nothing but the KL to the reference, or the entropy, moves the weights."""
-    verdict = judge(record(group_bytes(9, spread=0.0)), GroupLimits("policy", VOCABULARY))
-    assert verdict.group is not None
-    assert learn([verdict.group], Recipe())[0].skipped == "no_advantage"
+    group = group_in(group_bytes(9, spread=0.0))
+    assert learn([group], Recipe())[0].skipped == "no_advantage"
     for recipe in (Recipe(beta=0.1), Recipe(entropy=0.1)):
-        result, policy = learn([verdict.group], recipe)
+        result, policy = learn([group], recipe)
         assert result.is_updated
         assert float(policy.gradient.abs().max()) > 1e-4
 

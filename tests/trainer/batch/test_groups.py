@@ -9,7 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
+from tests.trainer.material import (
+    VOCABULARY,
+    group_bytes,
+    group_in,
+    record,
+    segment,
+    summary,
+    turn,
+)
 from tests.versions import sampled_by
 from tracegrad.schemas.records.transitions import SegmentRow, encode_group
 from tracegrad.trainer.batch.groups import GroupLimits, judge, token_versions, trained_versions
@@ -118,23 +126,20 @@ def test_mutated_records_never_raise() -> None:
 
 def test_empty_group_keeps_credits_reason() -> None:
     """Excluded, not malformed."""
-    verdict = judge(record(encode_group(summary("g0", ["r0"], excluded="all_members_excluded"), [])), LIMITS)
-    assert verdict.group is not None
-    assert verdict.group.empty == "all_members_excluded"
+    group = group_in(encode_group(summary("g0", ["r0"], excluded="all_members_excluded"), []))
+    assert group.empty == "all_members_excluded"
 
 
 def test_versions_are_told_per_token() -> None:
     """A turn that a weight update cut in two."""
     cut = msgspec.structs.replace(turn(2, 7), versions=(sampled_by(4), sampled_by(5, start=3)))
     assert token_versions(cut) == [(2, 5, sampled_by(4)), (5, 7, sampled_by(5, start=3))]
-    verdict = judge(record(encode_group(summary("g0", ["r0"]), [segment("r0", [cut])])), LIMITS)
-    assert verdict.group is not None
-    assert trained_versions(verdict.group) == [sampled_by(4), sampled_by(5, start=3)]
+    group = group_in(encode_group(summary("g0", ["r0"]), [segment("r0", [cut])]))
+    assert trained_versions(group) == [sampled_by(4), sampled_by(5, start=3)]
 
 
 def test_masked_tokens_do_not_age_a_group() -> None:
     """Only what trains can be stale."""
     rows = [segment("r0", [turn(2, 5, version=1)], mask=[0] * 8), segment("r1", [turn(2, 5, version=6)])]
-    verdict = judge(record(encode_group(summary("g0", ["r0", "r1"]), rows)), LIMITS)
-    assert verdict.group is not None
-    assert trained_versions(verdict.group) == [sampled_by(6)]
+    group = group_in(encode_group(summary("g0", ["r0", "r1"]), rows))
+    assert trained_versions(group) == [sampled_by(6)]

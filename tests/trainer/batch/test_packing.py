@@ -11,11 +11,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from tests.trainer.material import VOCABULARY, group_bytes, record
+from tests.trainer.material import VOCABULARY, groups_of
 from tracegrad.trainer.algorithm.form import loss as loss_of
 from tracegrad.trainer.algorithm.logprobs import sampled_logprobs
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
-from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.batch.packing import MicroBatch, micro_batches
 from tracegrad.trainer.batch.rows import TrainingRow, training_rows
 from tracegrad.trainer.config import TrainerConfig
@@ -26,15 +25,9 @@ pytestmark = pytest.mark.torch
 Gradients = dict[str, torch.Tensor]
 
 
-def groups(count: int) -> list[Group]:
-    """Groups of unlike lengths."""
-    judged = [judge(record(group_bytes(i)), GroupLimits("policy", VOCABULARY)).group for i in range(count)]
-    return [group for group in judged if group is not None]
-
-
 def rows_of(count: int) -> list[TrainingRow]:
     """Their rows, by token mean."""
-    return training_rows(groups(count), RECIPES[DEFAULT].recipe)[0]
+    return training_rows(groups_of(count), RECIPES[DEFAULT].recipe)[0]
 
 
 @pytest.fixture(scope="module")

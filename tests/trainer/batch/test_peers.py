@@ -13,24 +13,22 @@ from tests.streams.credit.strategies.test_strategies import walk
 from tests.streams.credit.test_credit import close, member, turns
 from tests.streams.credit.test_segments import call
 from tests.streams.make import config, rollout
-from tests.trainer.material import VOCABULARY, record
+from tests.trainer.material import group_in
 from tracegrad.schemas.records.episodes import AppliedReward, Episode
 from tracegrad.streams.credit.config import CreditConfig
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.advantages import call_advantages
-from tracegrad.trainer.batch.groups import CallKey, GroupLimits, judge
+from tracegrad.trainer.batch.groups import CallKey
 from tracegrad.trainer.batch.rows import rollout_tokens
 
 pytestmark = pytest.mark.torch
-LIMITS = GroupLimits("policy", VOCABULARY)
 
 
 def advantages(*episodes: Episode, recipe: Recipe = RECIPES[DEFAULT].recipe, **changes: Any) -> dict[CallKey, float]:
     """Of each call of a group; `changes` are keys of `[credit]`."""
     rules = config(credit=CreditConfig(**changes))
-    group = judge(record(close(*episodes, settings_=rules).outputs[0].value), LIMITS).group
-    assert group is not None
+    group = group_in(close(*episodes, settings_=rules).outputs[0].value)
     return call_advantages([group], recipe, rollout_tokens([group]))[0]
 
 
@@ -105,8 +103,7 @@ def test_rae_keeps_a_mean_for_each_agent() -> None:
     earned = (AppliedReward(rule="air:ok", value=0.5),)
     team = (call("p", [1], [2], agent="planner", rewards=earned), call("c", [3], [4], agent="coder"))
     rules = config(credit=CreditConfig(strategy="agent"))
-    group = judge(record(close(member(0, size=1, calls=team), settings_=rules).outputs[0].value), LIMITS).group
-    assert group is not None
+    group = group_in(close(member(0, size=1, calls=team), settings_=rules).outputs[0].value)
     recipe = Recipe(baseline="running_mean", decay=0.95)
     running = {"planner": 0.5, "coder": 2.0}
     got, after = call_advantages([group], recipe, rollout_tokens([group]), running=running)

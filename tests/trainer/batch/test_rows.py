@@ -11,25 +11,24 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.streams.make import RUN_HASH, Streams, chain, closed, event, reward, rollout
-from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
+from tests.trainer.material import (
+    group_bytes,
+    group_in,
+    segment,
+    summary,
+    turn,
+)
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.advantages import call_advantages
-from tracegrad.trainer.batch.groups import CallKey, Group, GroupLimits, judge
+from tracegrad.trainer.batch.groups import CallKey, Group
 from tracegrad.trainer.batch.rows import rollout_tokens, training_rows
 
 pytestmark = pytest.mark.torch
 
 RECIPE = RECIPES[DEFAULT].recipe
-
-
-def group_of(index: int, *, spread: float = 1.0) -> Group:
-    """A well-formed group."""
-    group = judge(record(group_bytes(index, spread=spread)), GroupLimits("policy", VOCABULARY)).group
-    assert group is not None
-    return group
 
 
 def made_of(*rows: SegmentRow) -> Group:
@@ -102,7 +101,7 @@ def test_weight_multiplies_the_advantage() -> None:
 
 def test_denominator_counts_rows_without_advantage() -> None:
     """token_mean: each token weighs 1/N with N over all rollouts of the batch."""
-    rows, _ = training_rows([group_of(0), group_of(9, spread=0.0)], RECIPE)
+    rows, _ = training_rows([group_in(group_bytes(0)), group_in(group_bytes(9, spread=0.0))], RECIPE)
     assert rows[0].token_weight == 1 / sum(int(row.loss_mask_T.sum()) for row in rows)
     assert [row.has_advantage for row in rows[-4:]] == [False] * 4
 
@@ -120,9 +119,7 @@ def test_an_episode_of_ten_thousand_turns_trains_in_full() -> None:
         streams.feed(*calls, closed(own, calls), reward(own, float(num > 3)), event(own, group=group))
     (value,) = streams.values(Topic.TRANSITIONS)
     began = time.process_time()
-    group_ = judge(record(value), GroupLimits("policy", VOCABULARY)).group
-    assert group_ is not None
-    (long, short), _ = training_rows([group_], RECIPE)
+    (long, short), _ = training_rows([group_in(value)], RECIPE)
     assert time.process_time() - began < 5.0
     for row, num, advantage in ((long, num_turns[0], 1.0), (short, num_turns[1], -1.0)):
         assert row.token_ids_T.tolist() == [1, 2, 3] * num

@@ -10,14 +10,14 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.memory_log import MemoryLog
-from tests.trainer.material import VOCABULARY, group_bytes, record
+from tests.trainer.material import group_bytes, group_in
 from tests.trainer.run_loop import TOPICS, config_of, steps_of, stopped_after, train
 from tracegrad.schemas.records.training import ADVANTAGES, GroupAdvantages
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer.algorithm.recipe import Rows
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.advantages import call_advantages
-from tracegrad.trainer.batch.groups import Group, GroupLimits, in_form, judge
+from tracegrad.trainer.batch.groups import Group, in_form
 from tracegrad.trainer.batch.rows import rollout_tokens, training_rows
 from tracegrad.trainer.describe import describe_advantages
 
@@ -28,11 +28,7 @@ RECIPE = RECIPES[DEFAULT].recipe
 
 def some_groups() -> list[Group]:
     """Of different spread; the last has none."""
-    verdicts = [
-        judge(record(group_bytes(index, spread=spread)), GroupLimits("policy", VOCABULARY))
-        for index, spread in enumerate((1.0, 0.25, 0.0))
-    ]
-    return [verdict.group for verdict in verdicts if verdict.group is not None]
+    return [group_in(group_bytes(index, spread=spread)) for index, spread in enumerate((1.0, 0.25, 0.0))]
 
 
 @pytest.mark.parametrize("form", ["segments", "transitions", "concatenated"])

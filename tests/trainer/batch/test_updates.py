@@ -9,18 +9,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.trainer.material import group_bytes, record
+from tests.trainer.material import groups_of
 from tracegrad.trainer.algorithm.recipe import Recipe
-from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
+from tracegrad.trainer.batch.groups import GroupLimits
 from tracegrad.trainer.batch.rows import TrainingRow, training_rows, updates
 
 LIMITS = GroupLimits(policy="policy", vocabulary=261, max_row_tokens=100)
-
-
-def groups_of(num: int) -> list[Group]:
-    """Of four rollouts each."""
-    found = [judge(record(group_bytes(index)), LIMITS).group for index in range(num)]
-    return [group for group in found if group is not None]
 
 
 def weight(rows: list[TrainingRow]) -> float:

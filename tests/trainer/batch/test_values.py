@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.trainer.algorithm import literal
 from tests.trainer.material import segment, summary, turn
 from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.trainer.algorithm.recipe import Recipe
@@ -28,17 +27,16 @@ TURNS = [
 ]
 
 
-def made(recipe: Recipe, values: list[list[float]], *rows: SegmentRow, taken: float = 0.0) -> list[TrainingRow]:
-    """Rows of one group; `values` of each row's tokens, `taken` from the reward at each trained one."""
+def made(recipe: Recipe, values: list[list[float]], *rows: SegmentRow) -> list[TrainingRow]:
+    """Rows of one group; `values` of each row's tokens."""
     group = Group(summary("g0", sorted({row.rollout_id for row in rows})), rows)
     values_T = [np.array(each, np.float64) for each in values]
-    penalties = [taken * row.loss_mask.astype(np.float64) for row in rows] if taken else None
-    return training_rows([group], recipe, values=values_T, penalties=penalties)[0]
+    return training_rows([group], recipe, values=values_T)[0]
 
 
-def one_row(recipe: Recipe, *, taken: float = 0.0) -> TrainingRow:
+def one_row(recipe: Recipe) -> TrainingRow:
     """Of the three turns; V is a tenth of the token's place."""
-    (row,) = made(recipe, [[t / 10 for t in range(12)]], segment("r0", TURNS, num_tokens=12), taken=taken)
+    (row,) = made(recipe, [[t / 10 for t in range(12)]], segment("r0", TURNS, num_tokens=12))
     return row
 
 
@@ -59,18 +57,6 @@ def test_by_token_lambda_one_is_the_return_minus_each_value() -> None:
     assert {t: float(v) for t, v in enumerate(row.targets_T) if not np.isnan(v)} == pytest.approx(
         {1: 3.0, 2: 3.0, 4: 2.5, 5: 2.5, 6: 2.5, 9: 2.0}
     )
-
-
-@pytest.mark.parametrize("gae", ["turn", "token"])
-def test_is_the_literal_sum_of_what_steps_earned(gae: str) -> None:
-    """gamma .9, lambda .8, and .25 off each token's reward."""
-    row = one_row(Recipe(baseline="critic", gae=gae, gamma=0.9, lam=0.8), taken=0.25)  # type: ignore[arg-type]
-    places = [1, 2, 4, 5, 6, 9] if gae == "token" else [1, 4, 9]
-    rewards = [-0.25, 0.25, -0.25, -0.25, 0.25, 1.75] if gae == "token" else [0.0, -0.25, 1.75]
-    expected = literal.gae(rewards, [t / 10 for t in places], 0.9, 0.8)
-    assert row.advantages_T[places].tolist() == pytest.approx(expected)
-    assert row.targets_T is not None
-    assert row.targets_T[places].tolist() == pytest.approx([a + t / 10 for a, t in zip(expected, places, strict=True)])
 
 
 @pytest.mark.parametrize("gae", ["turn", "token"])

@@ -14,13 +14,13 @@ pytest.importorskip("torch")
 import torch
 
 from tests.tiny_models import small_model
-from tests.trainer.material import VOCABULARY, group_bytes, record
+from tests.trainer.material import groups_of
 from tests.trainer.toy_policy import ToyPolicy, critic_of
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.training import StepResult
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.backends.single import SingleLearner
-from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
+from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.learner import STOPPED
@@ -31,12 +31,6 @@ pytestmark = pytest.mark.torch
 
 TURN = Recipe(baseline="critic", lam=0.9)
 TOKEN = Recipe(baseline="critic", gae="token", lam=0.9)
-
-
-def groups_of(num: int) -> list[Group]:
-    """Of rollouts with one or two turns and unlike lengths."""
-    judged = [judge(record(group_bytes(i)), GroupLimits("policy", VOCABULARY)).group for i in range(num)]
-    return [group for group in judged if group is not None]
 
 
 def rows_of(learner: SingleLearner, groups: Sequence[Group]) -> list[TrainingRow]:
