@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,28 +39,6 @@ from tracegrad.trainer.config import (
 )
 from tracegrad.trainer.run import run
 
-__all__ = [
-    "ALGORITHMS",
-    "QUICK",
-    "STEPS",
-    "TOPICS",
-    "TRANSITIONS",
-    "WEIGHTS_TOPIC",
-    "Killed",
-    "audited",
-    "config_of",
-    "content",
-    "fill",
-    "is_same",
-    "lineage_of",
-    "lose_checkpoints",
-    "new_log",
-    "request_rollback",
-    "steps_of",
-    "stopped_after",
-    "train",
-]
-
 TOPICS = Topics(run=RunName("mine"))
 TRANSITIONS = TOPICS.name(Topic.TRANSITIONS)
 WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
@@ -84,20 +62,20 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing catches it, nothing is cleaned up behind it on the log."""
 
 
-def fill(log: Log) -> None:
-    """Six batches of two."""
-    values: list[bytes | None] = [group_bytes(i) for i in range(10)]
-    bad = encode_group(summary("bad", ["r0"]), [segment("r0", [turn(0, 3)])])
-    values[3:3] = [b"garbage", group_bytes(0), bad, group_bytes(11, spread=0.0)]
+def log_of(values: Sequence[bytes | None] = ()) -> MemoryLog:
+    """With all topics of the run, and these transitions."""
+    log = MemoryLog()
+    log.create_topics(TOPICS, policies=["policy"])
     append_groups(log, TRANSITIONS, values)
+    return log
 
 
 def new_log() -> MemoryLog:
-    """With all topics of the run and twelve groups, some of them repeated, unreadable or useless."""
-    log = MemoryLog()
-    log.create_topics(TOPICS, policies=["policy"])
-    fill(log)
-    return log
+    """With twelve groups, some of them repeated, unreadable or useless: six batches of two."""
+    values: list[bytes | None] = [group_bytes(i) for i in range(10)]
+    bad = encode_group(summary("bad", ["r0"]), [segment("r0", [turn(0, 3)])])
+    values[3:3] = [b"garbage", group_bytes(0), bad, group_bytes(11, spread=0.0)]
+    return log_of(values)
 
 
 def config_of(
@@ -124,25 +102,59 @@ def train(
     settings: tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles],
     stop: threading.Event | None = None,
     waits: Waits = QUICK,
+    topics: Topics = TOPICS,
 ) -> Metrics:
     """As compose calls it, but that it waits shortly: a test writes all at once; what it counted."""
     metrics = Metrics()
-    run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics, waits=waits)
+    run(*settings, topics=topics, log=log, stop=stop or threading.Event(), metrics=metrics, waits=waits)
     return metrics
+
+
+@contextmanager
+def after_each_step(act: Callable[[TrainingStep], object]) -> Iterator[None]:
+    """Something is done as soon as the trainer has told of a step."""
+    original = loop.Trainer._say
+
+    def say(self: loop.Trainer, record: TrainingStep, *args: Any) -> None:
+        original(self, record, *args)
+        act(record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Trainer, "_say", say)
+        yield
+
+
+@contextmanager
+def killed_in(
+    owner: type, name: str, *, step: int | None = None, call: int = 1, is_after: bool = False
+) -> Iterator[None]:
+    """The trainer dies before that call of a method, or after it; with `step` those count that it makes where it stands
+    there."""
+    original: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def killing(self: Any, *args: Any, **named: Any) -> Any:
+        nonlocal calls
+        counts = step is None or getattr(self, "store", self).state.step == step
+        calls += counts
+        is_due = counts and calls == call
+        if is_due and not is_after:
+            raise Killed
+        result = original(self, *args, **named)
+        if is_due:
+            raise Killed
+        return result
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(owner, name, killing)
+        yield
 
 
 @contextmanager
 def stopped_after(step: int | None = None) -> Iterator[threading.Event]:
     """The event by which a trainer is told to stop as soon as it has told of that step, or of any; for `train`."""
-    stop, original = threading.Event(), loop.Trainer._say
-
-    def stopping(self: loop.Trainer, record: TrainingStep, *args: Any) -> None:
-        original(self, record, *args)
-        if step in (None, record.step):
-            stop.set()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Trainer, "_say", stopping)
+    stop = threading.Event()
+    with after_each_step(lambda record: stop.set() if step in (None, record.step) else None):
         yield stop
 
 

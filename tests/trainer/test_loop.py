@@ -23,6 +23,7 @@ from tests.trainer.run_loop import (
     config_of,
     content,
     lineage_of,
+    log_of,
     steps_of,
     train,
 )
@@ -132,14 +133,11 @@ def test_step_tells_what_happened(log: MemoryLog, untied: Path, tmp_path: Path) 
     assert {"checkpoint", "publish"} <= last.seconds.keys()
 
 
-def test_batch_without_advantage_is_recorded_and_publishes_nothing(
-    memory_log: MemoryLog, untied: Path, tmp_path: Path
-) -> None:
+def test_batch_without_advantage_is_recorded_and_publishes_nothing(untied: Path, tmp_path: Path) -> None:
     """Consumed all the same."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    append_groups(memory_log, TRANSITIONS, [group_bytes(i, spread=float(i >= 2)) for i in range(4)])
-    train(memory_log, config_of(untied, tmp_path, steps=2))
-    steps = steps_of(memory_log)
+    log = log_of([group_bytes(i, spread=float(i >= 2)) for i in range(4)])
+    train(log, config_of(untied, tmp_path, steps=2))
+    steps = steps_of(log)
     assert [(step.is_updated, step.skipped, step.version) for step in steps] == [
         (False, "no_advantage", 0),
         (True, "", 1),
@@ -149,7 +147,7 @@ def test_batch_without_advantage_is_recorded_and_publishes_nothing(
     accounting = steps[1].accounting
     assert (accounting.consumed, accounting.trained, accounting.excluded) == (4, 2, {"no_advantage": 2})
     assert (steps[0].num_tokens, steps[0].num_turns, steps[0].reward) == (0, 0, 1.0)
-    assert sorted(lineage_of(memory_log).versions) == [0, 1]
+    assert sorted(lineage_of(log).versions) == [0, 1]
 
 
 def test_stale_groups_are_excluded(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
@@ -184,18 +182,16 @@ def test_stop_ends_a_waiting_trainer(log: MemoryLog, untied: Path, tmp_path: Pat
 
 
 def test_waiting_is_visible(
-    memory_log: MemoryLog,
     untied: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With what is there, what is needed and the lag."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    append_groups(memory_log, TRANSITIONS, [group_bytes(0)])
+    log = log_of([group_bytes(0)])
     stop = threading.Event()
     waits = Waits(poll_s=0.005, log_s=0.01)
     caplog.set_level("INFO", logger="tracegrad.trainer.source")
-    thread = threading.Thread(target=train, args=(memory_log, config_of(untied, tmp_path), stop, waits))
+    thread = threading.Thread(target=train, args=(log, config_of(untied, tmp_path), stop, waits))
     thread.start()
     deadline = threading.Event()
     for _ in range(1000):
@@ -208,11 +204,10 @@ def test_waiting_is_visible(
 
 
 def test_a_trainer_that_waits_tells_what_it_has_taken(
-    memory_log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not what names no group, and nothing while it reads or trains: tasks would take what comes for lost."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    append_groups(memory_log, TRANSITIONS, [group_bytes(0), b"garbage", group_bytes(1), group_bytes(2)])
+    log = log_of([group_bytes(0), b"garbage", group_bytes(1), group_bytes(2)])
     metrics, told = Metrics(), list[bool]()
     learn = loop.Trainer._learn
 
@@ -223,9 +218,9 @@ def test_a_trainer_that_waits_tells_what_it_has_taken(
     monkeypatch.setattr(loop.Trainer, "_learn", look)
     settings = config_of(untied, tmp_path)
     given: dict[str, Any] = {"metrics": metrics, "waits": Waits(poll_s=0.005, taken_s=0.0)}
-    with Background(lambda stop: run(*settings, topics=TOPICS, log=memory_log, stop=stop, **given)):
+    with Background(lambda stop: run(*settings, topics=TOPICS, log=log, stop=stop, **given)):
         until(lambda: metrics.snapshot().get("groups_taken") == 3)
-        append_groups(memory_log, TRANSITIONS, [group_bytes(3)])
+        append_groups(log, TRANSITIONS, [group_bytes(3)])
         until(lambda: metrics.snapshot().get("groups_taken") == 4)
     assert told == [False, False]
 

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.memory_log import MemoryLog
-from tests.trainer.run_loop import TRANSITIONS, config_of, fill, new_log, steps_of, train
+from tests.trainer.material import append_groups
+from tests.trainer.run_loop import TRANSITIONS, config_of, new_log, steps_of, train
 from tracegrad.schemas.errors import LogGapError
 
 pytestmark = pytest.mark.torch
@@ -25,7 +26,7 @@ def test_checkpoint_of_a_topic_that_was_made_anew_is_refused(log: MemoryLog, unt
     """Its offset lies in the new one too, and names another group."""
     train(log, config_of(untied, tmp_path, steps=2))
     log.recreate_topic(TRANSITIONS)
-    fill(log)
+    append_groups(log, TRANSITIONS, [record.value for record in new_log().records(TRANSITIONS)])
     with pytest.raises(LogGapError, match=r"made anew.*--run NAME"):
         train(log, config_of(untied, tmp_path, steps=4))
     assert [s.step for s in steps_of(log)] == [1, 2]

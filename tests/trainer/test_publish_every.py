@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.memory_log import MemoryLog
-from tests.trainer.material import append_groups, group_bytes
+from tests.trainer.material import group_bytes
 from tests.trainer.run_loop import (
-    TOPICS,
-    TRANSITIONS,
     Killed,
+    after_each_step,
     audited,
     config_of,
     content,
     is_same,
+    killed_in,
     lineage_of,
+    log_of,
     lose_checkpoints,
     new_log,
     request_rollback,
@@ -35,7 +38,7 @@ from tests.trainer.run_loop import (
     train,
 )
 from tests.versions import label
-from tracegrad.schemas.records.training import surviving_steps
+from tracegrad.schemas.records.training import TrainingStep, surviving_steps
 from tracegrad.trainer import loop
 from tracegrad.trainer.store.publish import Versions
 from tracegrad.trainer.store.store import Store
@@ -73,11 +76,7 @@ def made_of(log: MemoryLog) -> dict[int, int]:
 
 def log_with(spreads: str) -> MemoryLog:
     """A batch of two for each letter: `u` gives an update, `s` is skipped."""
-    log = MemoryLog()
-    log.create_topics(TOPICS, policies=["policy"])
-    values = [group_bytes(number, spread=float(spreads[number // 2] == "u")) for number in range(2 * len(spreads))]
-    append_groups(log, TRANSITIONS, values)
-    return log
+    return log_of([group_bytes(at, spread=float(spreads[at // 2] == "u")) for at in range(2 * len(spreads))])
 
 
 def test_every_second_update_leads_to_a_version_and_the_last_step(
@@ -147,22 +146,9 @@ def test_killed_at_any_seam_it_goes_on_bit_for_bit(
 ) -> None:
     """Around steps that lead to a version, and one that leads to none."""
     owner, name, is_before = SEAMS[seam]
-    original: Callable[..., Any] = getattr(owner, name)
-
-    def killing(self: Any, *args: Any) -> Any:
-        at = self.state.step + (name == "_learn")
-        if at == step and is_before:
-            raise Killed
-        result = original(self, *args)
-        if at == step:
-            raise Killed
-        return result
-
     config = config_of(untied, tmp_path, steps=5, publish=EVERY, checkpoint_every=checkpoint_every)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, killing)
-        with pytest.raises(Killed):
-            train(log, config)
+    with killed_in(owner, name, step=step - (name == "_learn"), is_after=not is_before):
+        train(log, config)
     train(log, config)
     assert told(log) == [(1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 2, 0), (5, 3, 0)]
     expected = content(each)
@@ -204,17 +190,8 @@ def test_fewer_steps_than_are_done_publish_the_rest(
 
 def test_a_rollback_drops_what_no_version_holds(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """Also one to the present version: old content under a new number, from which updates are counted anew."""
-    done: list[int] = []
-    original = loop.Trainer._say
-
-    def asking(self: loop.Trainer, record: Any, *args: Any) -> None:
-        original(self, record, *args)
-        if record.step in (3, 4) and record.step not in done:
-            done.append(record.step)
-            request_rollback(log, {3: 1, 4: 0}[record.step])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Trainer, "_say", asking)
+    asked = {3: 1, 4: 0}
+    with after_each_step(lambda step: request_rollback(log, asked.pop(step.step)) if step.step in asked else None):
         train(log, config_of(untied, tmp_path, steps=6, publish=EVERY))
     assert told(log) == [(1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 2, 1), (5, 3, 1), (6, 4, 0)]
     versions, found = lineage_of(log).versions, content(log)
@@ -234,16 +211,8 @@ def test_a_damaged_newest_version_is_followed_by_one_of_the_present_weights(
     with stopped_after(3) as stop:
         train(log, config_of(untied, tmp_path, **given), stop)
     shutil.rmtree(lineage_of(log).versions[1].uri)
-    publish = Versions.publish
-
-    def killing(self: Versions) -> None:
-        if kill == "after":
-            publish(self)
-        raise Killed
-
     if kill:
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(Versions, "publish", killing)
+        with killed_in(Versions, "publish", is_after=kill == "after"):
             train(log, config_of(untied, tmp_path, **given))
     train(log, config_of(untied, tmp_path, **given))
     assert told(log) == [(1, 0, 1), (2, 1, 0), (3, 2, 0), (4, 2, 1), (5, 3, 0)]
@@ -286,6 +255,12 @@ def test_a_replay_that_learns_otherwise_goes_above_the_newest_number(
     assert is_same({number: found[number] for number in known}, known)
 
 
+def die_at(last: int, step: TrainingStep) -> None:
+    """For `after_each_step`."""
+    if step.step == last:
+        raise Killed
+
+
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batches=st.text("uus", min_size=1, max_size=4),
@@ -300,22 +275,11 @@ def test_whatever_every_says_and_whoever_is_killed_all_adds_up(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Over starts of which each has another `every`: the audit finds nothing, the last version has all updates."""
-    log, folder, original = log_with(batches), tmp_path_factory.mktemp("any"), loop.Trainer._say
+    log, folder = log_with(batches), tmp_path_factory.mktemp("any")
     for number in range(max(len(every), len(kills) + 1)):
-        last = kills[number] if number < len(kills) else 0
-
-        def dying(self: loop.Trainer, record: Any, *args: Any, last: int = last) -> None:
-            original(self, record, *args)
-            if record.step == last:
-                raise Killed
-
         given = config_of(untied, folder, steps=len(batches), publish=every[min(number, len(every) - 1)])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop.Trainer, "_say", dying)
-            try:
-                train(log, given)
-            except Killed:
-                continue
+        with contextlib.suppress(Killed), after_each_step(partial(die_at, kills[number] if number < len(kills) else 0)):
+            train(log, given)
     train(log, given)
     assert audited(log) == []
     steps, versions = surviving_steps(steps_of(log)), lineage_of(log).versions

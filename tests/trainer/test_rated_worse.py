@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ from tests.memory_log import MemoryLog
 from tests.trainer.material import append_groups, conversation_bytes
 from tests.trainer.run_loop import (
     TOPICS,
-    TRANSITIONS,
     WEIGHTS_TOPIC,
-    Killed,
     audited,
     config_of,
     content,
     is_same,
+    killed_in,
     lineage_of,
+    log_of,
     request_rollback,
     steps_of,
     train,
@@ -33,12 +32,10 @@ from tests.trainer.sigkills import Death, outcome, start
 from tests.trainer.sigkills import is_same as is_same_tensors
 from tests.versions import RUN
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.history.config import History, ReplayConfig
-from tracegrad.trainer.run import run
 from tracegrad.trainer.store.policy_log import PolicyLog
 from tracegrad.trainer.store.publish import Versions
 from tracegrad.trainer.store.store import Rollbacks
@@ -57,11 +54,9 @@ CONVERSATIONS = [
 
 
 @pytest.fixture
-def rated(memory_log: MemoryLog) -> MemoryLog:
-    """With all conversations; a trainer waits only shortly."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    append_groups(memory_log, TRANSITIONS, CONVERSATIONS)
-    return memory_log
+def rated() -> MemoryLog:
+    """With all conversations."""
+    return log_of(CONVERSATIONS)
 
 
 def settings_of(
@@ -118,20 +113,19 @@ def test_without_a_window_or_before_two_are_full_it_goes_on(
     assert sorted(lineage_of(rated).versions) == [*range(7)]
 
 
-def test_versions_of_several_updates_are_rated_alike(memory_log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+def test_versions_of_several_updates_are_rated_alike(untied: Path, tmp_path: Path) -> None:
     """Two updates each: version 2 is liked less than 1, to which it rolls back between two versions."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
     rated = [0.8, 1.0, 0.8, 1.0, 0.8, 1.0, 0.8, 1.0, 0.0, 0.2, 0.0, 0.2, 0.8, 1.0]
     sampled_by = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]
     conversations = [conversation_bytes(at, *one) for at, one in enumerate(zip(sampled_by, rated, strict=True))]
-    append_groups(memory_log, TRANSITIONS, conversations)
-    train(memory_log, settings_of(untied, tmp_path, steps=7, publish=2))
-    told = [(step.step, step.version, step.num_unpublished) for step in steps_of(memory_log)]
+    log = log_of(conversations)
+    train(log, settings_of(untied, tmp_path, steps=7, publish=2))
+    told = [(step.step, step.version, step.num_unpublished) for step in steps_of(log)]
     assert told == [(1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 2, 0), (5, 2, 1), (6, 3, 0), (7, 5, 0)]
-    (request,) = requests_of(memory_log)
+    (request,) = requests_of(log)
     assert request.request_id == "rated-worse-at-step-6" and request.to_version == 1
-    assert lineage_of(memory_log).versions[4].base_version == 1
-    assert audited(memory_log) == []
+    assert lineage_of(log).versions[4].base_version == 1
+    assert audited(log) == []
 
 
 def test_a_rollback_that_a_person_asked_for_begins_the_windows_anew(
@@ -183,29 +177,12 @@ def test_killed_around_the_rollback_it_rolls_back_once(
     rated: MemoryLog,
     untied: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the weights of a run that nobody disturbed, whether or not each step has a checkpoint."""
-    calm = MemoryLog()
-    calm.create_topics(TOPICS, policies=["policy"])
-    append_groups(calm, TRANSITIONS, CONVERSATIONS)
+    calm = log_of(CONVERSATIONS)
     train(calm, settings_of(untied, tmp_path / "calm", steps=steps, checkpoint_every=every))
-    original, calls = getattr(owner, name), 0
-
-    def dying(*args: object, **named: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls == call and is_before:
-            raise Killed
-        result = original(*args, **named)
-        if calls == call:
-            raise Killed
-        return result
-
-    monkeypatch.setattr(owner, name, dying)
-    with pytest.raises(Killed):
+    with killed_in(owner, name, call=call, is_after=not is_before):
         train(rated, settings_of(untied, tmp_path / "run", steps=steps, checkpoint_every=every))
-    monkeypatch.undo()
     train(rated, settings_of(untied, tmp_path / "run", steps=steps, checkpoint_every=every))
     assert len(requests_of(rated)) == 1
     assert is_same(content(rated), content(calm))
@@ -245,7 +222,7 @@ def test_sigkilled_around_the_rollback_the_run_is_as_if_nobody_had_been(
         process = start(broker, fresh_topics, config, death.seam, death.call, errors)
         process.join(120)
         assert process.exitcode == -signal.SIGKILL, (death, errors.read_text())
-    run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    train(kafka_log, config, topics=fresh_topics)
     found = outcome(kafka_log, fresh_topics, tmp_path / "run")
     assert found.steps == expected.steps and found.steps[3].rated_worse is not None
     assert is_same(found.content, expected.content) and found.lineage.versions[5].base_version == 1

@@ -17,12 +17,13 @@ from tests.serving import Background, until
 from tests.trainer.material import append_groups, group_bytes
 from tests.trainer.run_loop import (
     STEPS,
-    TOPICS,
     TRANSITIONS,
     Killed,
     config_of,
     content,
     is_same,
+    killed_in,
+    log_of,
     request_rollback,
     steps_of,
     train,
@@ -65,18 +66,15 @@ def timeless(log: MemoryLog) -> list[Any]:
 
 
 @pytest.fixture
-def log(memory_log: MemoryLog) -> MemoryLog:
-    """Of a run whose trainer waits shortly."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    return memory_log
+def log() -> MemoryLog:
+    """Nothing has come yet."""
+    return log_of()
 
 
 @pytest.fixture
 def undisturbed(untied: Path, tmp_path: Path) -> MemoryLog:
     """All groups lie there before the trainer begins."""
-    log = MemoryLog()
-    log.create_topics(TOPICS, policies=["policy"])
-    append_groups(log, TRANSITIONS, [group(i) for i in range(9)])
+    log = log_of([group(i) for i in range(9)])
     train(log, config_of(untied, tmp_path / "undisturbed", **REFILL))
     return log
 
@@ -180,20 +178,11 @@ def test_a_batch_that_finds_too_little_spread_closes_and_says_so(
 
 @pytest.mark.parametrize(("refill", "ends"), [(1, (2, 4)), (2, (4, 6)), (99, (5, 9))])
 def test_a_start_with_another_refill_consumes_each_group_once(
-    refill: int, ends: tuple[int, int], log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refill: int, ends: tuple[int, int], log: MemoryLog, untied: Path, tmp_path: Path
 ) -> None:
     """Three were given back when it was killed; tasks goes by what the batches consumed in the end."""
-
-    def killed(*args: Any) -> int:
-        num_given_back = give_back(*args)
-        if num_given_back == 3:
-            raise Killed
-        return num_given_back
-
     append_groups(log, TRANSITIONS, [group(index) for index in range(4)])
-    give_back = LiveSource._give_back
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(LiveSource, "_give_back", killed)
+    with killed_in(LiveSource, "_give_back", is_after=True):
         train(log, config_of(untied, tmp_path, **REFILL))
     append_groups(log, TRANSITIONS, [group(index) for index in range(4, 9)])
     train(log, config_of(untied, tmp_path, **REFILL | {"refill": refill}))

@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.memory_log import MemoryLog
-from tests.trainer.material import append_groups, group_bytes
-from tests.trainer.run_loop import TOPICS, TRANSITIONS, config_of, steps_of, train
+from tests.trainer.material import group_bytes
+from tests.trainer.run_loop import TOPICS, config_of, log_of, steps_of, train
 from tracegrad.schemas.errors import RecordError, UnreadableError
 from tracegrad.schemas.log import refusals
 from tracegrad.schemas.records.training import surviving_steps
@@ -25,10 +24,8 @@ def test_a_row_of_unreadable_groups_stops_training_and_is_trained_after_the_mend
     untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They still name their groups, so batches of them go by until the row is too long: no checkpoint of any."""
-    log = MemoryLog()
-    log.create_topics(TOPICS, policies=["policy"])
     values = [group_bytes(index) for index in range(16)]
-    append_groups(log, TRANSITIONS, [*values[:3], b"garbage", *values[3:]])
+    log = log_of([*values[:3], b"garbage", *values[3:]])
     settings = config_of(untied, tmp_path, steps=8, max_staleness=100)
     monkeypatch.setattr(refusals, "MAX_IN_A_ROW", 10)
     newer = set(values[5:])

@@ -20,15 +20,14 @@ from tests.trainer.material import append_groups, group_bytes
 from tests.trainer.run_loop import (
     ALGORITHMS,
     STEPS,
-    TOPICS,
     TRANSITIONS,
     WEIGHTS_TOPIC,
-    Killed,
     config_of,
     content,
-    fill,
     is_same,
+    killed_in,
     lineage_of,
+    log_of,
     new_log,
     request_rollback,
     steps_of,
@@ -99,26 +98,12 @@ def test_killed_trainer_goes_on_bit_for_bit(
     log: MemoryLog,
     untied: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Hashes, losses and weights equal an undisturbed run's; each surviving step is recorded once."""
     owner, name, moment = SEAMS[seam]
-    original: Callable[..., Any] = getattr(owner, name)
-
-    def killing(self: Any, *args: Any) -> Any:
-        doomed = self.state.step == (2 if name in ("publish", "_say") else 1)
-        if doomed and moment == "before":
-            raise Killed
-        result = original(self, *args)
-        if doomed:
-            raise Killed
-        return result
-
     config = config_of(untied, tmp_path, checkpoint_every=every, **ALGORITHMS[algorithm])
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, killing)
-        with pytest.raises(Killed):
-            train(log, config)
+    with killed_in(owner, name, step=1 if name == "_learn" else 2, is_after=moment == "after"):
+        train(log, config)
     train(log, config)
 
     expected, got = steps_of(undisturbed(algorithm)), steps_of(log)
@@ -140,23 +125,11 @@ def test_a_kill_between_updates_takes_the_whole_batch_again(
     log: MemoryLog,
     untied: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Weights that moved by half a batch are in no checkpoint, so no update is made twice; one version a batch."""
-    original, calls = SingleLearner._update, 0
-
-    def killing(self: SingleLearner, *args: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise Killed
-        return original(self, *args, **named)
-
     config = config_of(untied, tmp_path, **ALGORITHMS[algorithm])
-    with monkeypatch.context() as patch:
-        patch.setattr(SingleLearner, "_update", killing)
-        with pytest.raises(Killed):
-            train(log, config)
+    with killed_in(SingleLearner, "_update", call=call):
+        train(log, config)
     train(log, config)
     assert [(s.batch_hash, s.loss, s.grad_norm, s.explained_variance) for s in steps_of(log)] == [
         (s.batch_hash, s.loss, s.grad_norm, s.explained_variance) for s in steps_of(undisturbed(algorithm))
@@ -196,9 +169,7 @@ def test_missing_training_step_is_emitted_again_byte_for_byte(log: MemoryLog, un
     config = config_of(untied, tmp_path, steps=2)
     train(log, config)
     kept = log.records(STEPS)
-    other = MemoryLog()
-    other.create_topics(TOPICS, policies=["policy"])
-    fill(other)
+    other = new_log()
     for record in log.records(WEIGHTS_TOPIC):
         other.writer().append(WEIGHTS_TOPIC, key=record.key, value=record.value, partition=0)
     train(other, config)
@@ -274,26 +245,25 @@ def test_rollback_publishes_old_content_under_a_new_number(
 
 
 def test_rollback_while_it_waits_is_where_the_next_step_starts(
-    memory_log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the rolled-back version sampled is neither stale nor of a version that is yet to come."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    append_groups(memory_log, TRANSITIONS, [group_bytes(0), group_bytes(1)])
+    log = log_of([group_bytes(0), group_bytes(1)])
     original, events = TransitionsReader.next, iter(("asked", "answered"))
 
     def waiting(self: TransitionsReader) -> Any:
         """The trainer asks for the second batch's records: a rollback comes, then what its version sampled."""
-        if memory_log.records(STEPS) and (event := next(events, "")):
+        if log.records(STEPS) and (event := next(events, "")):
             if event == "asked":
-                request_rollback(memory_log, 0)
+                request_rollback(log, 0)
             else:
-                assert 2 in lineage_of(memory_log).versions
-                append_groups(memory_log, TRANSITIONS, [group_bytes(2, version=2), group_bytes(3, version=2)])
+                assert 2 in lineage_of(log).versions
+                append_groups(log, TRANSITIONS, [group_bytes(2, version=2), group_bytes(3, version=2)])
         return original(self)
 
     monkeypatch.setattr(TransitionsReader, "next", waiting)
-    train(memory_log, config_of(untied, tmp_path, steps=2))
-    last = steps_of(memory_log)[-1]
+    train(log, config_of(untied, tmp_path, steps=2))
+    last = steps_of(log)[-1]
     assert (last.step, last.version, last.excluded_ids, last.staleness_max) == (2, 3, {}, 0)
 
 
@@ -319,7 +289,5 @@ def test_settings_that_changed_between_starts_are_said(
 def test_checkpoints_of_another_run_are_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """Two runs in one folder would overwrite each other."""
     train(log, config_of(untied, tmp_path, steps=1))
-    other = MemoryLog()
-    other.create_topics(TOPICS, policies=["policy"])
     with pytest.raises(ConfigurationError, match="folder of its own"):
-        train(other, config_of(untied, tmp_path, run=OTHER_RUN))
+        train(log_of(), config_of(untied, tmp_path, run=OTHER_RUN))

@@ -19,11 +19,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-
-from tests.memory_log import MemoryLog
 from tests.trainer import doomed_trainer
 from tests.trainer.material import append_groups, group_bytes
-from tests.trainer.run_loop import ALGORITHMS
+from tests.trainer.run_loop import ALGORITHMS, TOPICS, config_of, log_of, train
 from tests.trainer.sigkills import (
     SPARSE,
     USELESS,
@@ -36,15 +34,10 @@ from tests.trainer.sigkills import (
     start,
     steps_of,
 )
-from tests.versions import RUN
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.training import GroupsGivenBack
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, PublishConfig, TrainerConfig, TrainerHandles
-from tracegrad.trainer.run import run
 
 pytestmark = [pytest.mark.torch, pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -119,26 +112,6 @@ BETWEEN_UPDATES = (Death("between updates", 2), Death("between updates", 3))
 Undisturbed = Callable[[str, int], tuple[Outcome, Counter[str]]]
 
 
-def config_of(
-    model: Path, work_dir: Path, *, every: int = 1, publish: int = 1, algorithm: str = "one update"
-) -> tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles]:
-    """Four batches of two groups, a checkpoint every so many, a version every `publish`."""
-    config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4, checkpoint_every=every)
-    return (
-        config,
-        AlgorithmConfig(**ALGORITHMS[algorithm]),
-        AlarmsConfig(),
-        TrainerHandles(
-            run_hash=RUN,
-            policy="policy",
-            model=str(model),
-            work_dir=str(work_dir),
-            seed=0,
-            publish=PublishConfig(every=publish),
-        ),
-    )
-
-
 @pytest.fixture(scope="module")
 def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """Of a trainer that nobody kills, by its algorithm and `[publish] every`; how often it called each function of its
@@ -146,22 +119,20 @@ def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Undis
 
     @functools.cache
     def outcome_of(algorithm: str, publish: int) -> tuple[Outcome, Counter[str]]:
-        log, topics, work_dir = MemoryLog(), Topics(run=RunName("undisturbed")), tmp_path_factory.mktemp("undisturbed")
-        log.create_topics(topics, policies=["policy"])
-        append_groups(log, topics.name(Topic.TRANSITIONS), groups_of(algorithm))
+        log, work_dir = log_of(groups_of(algorithm)), tmp_path_factory.mktemp("undisturbed")
         calls: Counter[str] = Counter()
 
         def look(frame: FrameType, event: str, _: object) -> None:
             if event == "call" and (name := doomed_trainer.function_of(frame)):
                 calls[name] += 1
 
-        config = config_of(untied, work_dir, algorithm=algorithm, publish=publish)
+        config = config_of(untied, work_dir, publish=publish, **ALGORITHMS[algorithm])
         sys.setprofile(look)
         try:
-            run(*config, topics=topics, log=log, stop=threading.Event(), metrics=Metrics())
+            train(log, config)
         finally:
             sys.setprofile(None)
-        return outcome(log, topics, work_dir), calls
+        return outcome(log, TOPICS, work_dir), calls
 
     return outcome_of
 
@@ -191,7 +162,7 @@ def test_sigkilled_at_each_seam_it_resumes_bit_for_bit(
     tmp_path: Path,
 ) -> None:
     """One run whose trainer dies again and again, whether the log is replayed or not."""
-    config = config_of(untied, tmp_path / "run", every=every, publish=publish, algorithm=algorithm)
+    config = config_of(untied, tmp_path / "run", checkpoint_every=every, publish=publish, **ALGORITHMS[algorithm])
     deaths = [*(WHILE_IT_WAITS if algorithm == "refill" else AT_FIRST), *AT_EACH_SEAM[every, publish]]
     if config[1].resolve().num_updates > 2 and publish == 1:
         deaths += BETWEEN_UPDATES
@@ -206,7 +177,7 @@ def test_sigkilled_at_each_seam_it_resumes_bit_for_bit(
         half_written = list((tmp_path / "run").rglob(".tmp-*"))
         assert bool(half_written) == death.seam.startswith("half-written"), death
 
-    run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    train(kafka_log, config, topics=fresh_topics)
     found = outcome(kafka_log, fresh_topics, tmp_path / "run")
     assert_exactly_once(found, undisturbed(algorithm, publish)[0])
     assert [step.version for step in found.steps] == VERSIONS[publish]
@@ -236,7 +207,7 @@ def test_sigkilled_in_any_function_it_resumes_bit_for_bit(
     dice = random.Random(f"{algorithm}/{seed}")
     every, publish = dice.choice((1, 3)), dice.choice((1, 2, 3))
     expected, calls = undisturbed(algorithm, publish)
-    config = config_of(untied, tmp_path / "run", every=every, publish=publish, algorithm=algorithm)
+    config = config_of(untied, tmp_path / "run", checkpoint_every=every, publish=publish, **ALGORITHMS[algorithm])
     waiting = list(reversed(groups_of(algorithm)))
     # A third death in one step would have it refused.
     for _ in range(2):
@@ -249,7 +220,7 @@ def test_sigkilled_in_any_function_it_resumes_bit_for_bit(
             process.join(0.2)
         assert process.exitcode in (-signal.SIGKILL, 0), (function, call, (tmp_path / "stderr").read_text())
     append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), waiting[::-1])
-    run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    train(kafka_log, config, topics=fresh_topics)
     assert_exactly_once(outcome(kafka_log, fresh_topics, tmp_path / "run"), expected)
     assert folded(kafka_log, fresh_topics)[1] == 0
 
@@ -266,7 +237,7 @@ def test_a_batch_that_kills_three_times_is_refused_by_name(
         assert process.exitcode == status, (tmp_path / "stderr").read_text()
     told = (tmp_path / "stderr").read_text()
     assert f"[0, 2) of {fresh_topics.name(Topic.TRANSITIONS)!r} partition 0" in told and "micro_batch_tokens" in told
-    run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    train(kafka_log, config, topics=fresh_topics)
     assert [len(step.group_ids) for step in outcome(kafka_log, fresh_topics, tmp_path).steps] == [2, 2, 2, 2]
 
 
@@ -285,12 +256,7 @@ def test_two_trainers_at_once_one_stops(
         with contextlib.suppress(UnavailableError):
             if kafka_log.offsets(weights)[0].end >= 2:
                 break
-    stop = threading.Event()
-    second = threading.Thread(
-        target=run,
-        args=config,
-        kwargs={"topics": fresh_topics, "log": kafka_log, "stop": stop, "metrics": Metrics()},
-    )
+    second = threading.Thread(target=train, args=(kafka_log, config), kwargs={"topics": fresh_topics})
     second.start()
     first.join(90)
     errors = (tmp_path / "stderr").read_text()

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from tests.memory_log import MemoryLog
-from tests.trainer.material import append_groups, group_bytes, segment, summary, turn
+from tests.trainer.material import group_bytes, segment, summary, turn
 from tests.trainer.run_loop import (
     STEPS,
-    TOPICS,
     TRANSITIONS,
     WEIGHTS_TOPIC,
-    Killed,
     config_of,
+    killed_in,
+    log_of,
     request_rollback,
     train,
 )
@@ -29,19 +27,9 @@ from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfi
 from tracegrad.trainer.history.config import History, ReplayConfig
 from tracegrad.trainer.store.publish import Versions
 
-__all__ = ["SOURCE", "Settings", "kill_at", "log_of", "replay_of", "train_source", "write_record"]
-
 Settings = tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles]
 SOURCE: dict[str, Any] = {"steps": 6, "max_staleness": 1, "keep_checkpoints": 9}
 """What the source says in `[trainer]`, beside `config_of`'s."""
-
-
-def log_of(values: Sequence[bytes | None]) -> MemoryLog:
-    """With all topics, and these transitions."""
-    log = MemoryLog()
-    log.create_topics(TOPICS, policies=["policy"])
-    append_groups(log, TRANSITIONS, values)
-    return log
 
 
 def _transitions() -> list[bytes | None]:
@@ -54,25 +42,6 @@ def _transitions() -> list[bytes | None]:
             *map(good.get, (8, 9)), bad, good[10]]  # fmt: skip
 
 
-@contextlib.contextmanager
-def kill_at(step: int, owner: Any = Versions, name: str = "publish", call: int = 1) -> Iterator[None]:
-    """The trainer dies before that call of the function at that step."""
-    original: Callable[..., Any] = getattr(owner, name)
-    calls = 0
-
-    def killing(self: Any, *args: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += getattr(self, "store", self).state.step == step
-        if calls == call:
-            raise Killed
-        return original(self, *args, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, killing)
-        with pytest.raises(Killed):
-            yield
-
-
 def train_source(model: Path, work_dir: Path, **changes: Any) -> MemoryLog:
     """Six steps: killed after the second, rolled back after the third, a checkpoint lost after the fifth."""
     log = log_of(_transitions())
@@ -80,7 +49,7 @@ def train_source(model: Path, work_dir: Path, **changes: Any) -> MemoryLog:
     def settings(steps: int) -> Settings:
         return config_of(model, work_dir, **SOURCE | changes | {"steps": steps})
 
-    with kill_at(2):
+    with killed_in(Versions, "publish", step=2):
         train(log, settings(3))
     train(log, settings(3))
     request_rollback(log, 1)

@@ -14,9 +14,17 @@ from msgspec.structs import replace
 pytest.importorskip("torch")
 
 from tests.memory_log import MemoryLog
-from tests.trainer.history.past import Settings, kill_at, log_of
+from tests.trainer.history.past import Settings
 from tests.trainer.material import group_bytes, segment, summary, turn
-from tests.trainer.run_loop import config_of, content, is_same, steps_of, train
+from tests.trainer.run_loop import (
+    config_of,
+    content,
+    is_same,
+    killed_in,
+    log_of,
+    steps_of,
+    train,
+)
 from tests.versions import OTHER_RUN, RUN, sampled_by
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
@@ -25,6 +33,7 @@ from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.trainer.batch.groups import Group, above
 from tracegrad.trainer.history.config import History, ReplayConfig
+from tracegrad.trainer.store.publish import Versions
 
 pytestmark = pytest.mark.torch
 
@@ -95,7 +104,7 @@ def test_a_killed_run_goes_on_and_doubles_nothing(untied: Path, tmp_path: Path) 
     """The same command again, and again when all is done: figures and weights of a run that nobody killed."""
     values = [group_bytes(index) for index in range(7)]
     log, settings = history_of(values, untied, tmp_path / "killed")
-    with kill_at(2):
+    with killed_in(Versions, "publish", step=2):
         train(log, settings)
     train(log, settings)
     train(log, settings)

@@ -17,15 +17,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.memory_log import MemoryLog
-from tests.trainer.history.past import Settings, kill_at, log_of, replay_of, train_source
+from tests.trainer.history.past import Settings, replay_of, train_source
 from tests.trainer.material import group_bytes
 from tests.trainer.run_loop import (
     ALGORITHMS,
+    after_each_step,
     audited,
     config_of,
     content,
     is_same,
+    killed_in,
     lineage_of,
+    log_of,
     new_log,
     request_rollback,
     steps_of,
@@ -84,24 +87,17 @@ def test_each_version_has_the_sources_weights_bit_for_bit(source: MemoryLog, unt
 def test_a_source_of_fewer_versions_than_steps_is_repeated(checkpoint_every: int, untied: Path, tmp_path: Path) -> None:
     """A version every three updates, a rollback between two, kills in both: each version, bit for bit, whatever the
     replay's own `[publish] every` and `steps` say."""
-    source, say = log_of([group_bytes(index) for index in range(12)]), loop.Trainer._say
+    source = log_of([group_bytes(index) for index in range(12)])
     given: dict[str, Any] = {"steps": 6, "publish": 3, "checkpoint_every": checkpoint_every}
-
-    def asking(self: loop.Trainer, record: TrainingStep, *args: Any) -> None:
-        say(self, record, *args)
-        if record.step == 4:
-            request_rollback(source, 0)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Trainer, "_say", asking)
-        with kill_at(5, Versions, "after"):
-            train(source, config_of(untied, tmp_path / "source", **given))
+    asking = after_each_step(lambda record: request_rollback(source, 0) if record.step == 4 else None)
+    with asking, killed_in(Versions, "after", step=5):
+        train(source, config_of(untied, tmp_path / "source", **given))
     train(source, config_of(untied, tmp_path / "source", **given))
     told = [(step.step, step.version, step.num_unpublished) for step in surviving_steps(steps_of(source))]
     assert told == [(1, 0, 1), (2, 0, 2), (3, 1, 0), (4, 1, 1), (5, 2, 1), (6, 3, 0)]
     log, settings = replay_of(source, untied, tmp_path / "own", max_staleness=8, publish=2, steps=2)
     for step in (2, 4, 5):
-        with kill_at(step, loop.Trainer, "_say"):
+        with killed_in(loop.Trainer, "_say", step=step):
             train(log, settings)
     train(log, settings)
     assert is_same(content(log), content(source))
@@ -162,7 +158,7 @@ def test_a_killed_replay_goes_on(
 ) -> None:
     """The same command again: no step and no rollback is left out or done twice."""
     log, settings = replay_of(source, untied, tmp_path / "own")
-    with kill_at(step, owner, name, call):
+    with killed_in(owner, name, step=step, call=call):
         train(log, settings)
     train(log, settings)
     assert is_same(content(log), content(source))

@@ -11,12 +11,12 @@ pytest.importorskip("torch")
 
 from tests.memory_log import MemoryLog
 from tests.serving import Background, until
-from tests.trainer.material import append_groups, segment, summary, turn
+from tests.trainer.material import segment, summary, turn
 from tests.trainer.run_loop import (
     TOPICS,
-    TRANSITIONS,
     config_of,
     lineage_of,
+    log_of,
     new_log,
     request_rollback,
     steps_of,
@@ -36,11 +36,9 @@ def test_steps_whose_calls_are_all_masked_say_why_nothing_trains(
     untied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At the third; not again at the fourth."""
-    log = MemoryLog()
-    log.create_topics(TOPICS, policies=["policy"])
     forced = replace(turn(2, 5), masked="constrained")
     rows = [segment(name, [forced], mask=[0] * 8) for name in ("a", "b")]
-    append_groups(log, TRANSITIONS, [encode_group(summary(f"{n:024x}", ["a", "b"]), rows) for n in range(8)])
+    log = log_of([encode_group(summary(f"{n:024x}", ["a", "b"]), rows) for n in range(8)])
     metrics = train(log, config_of(untied, tmp_path))
     assert [(step.alarms, step.masked) for step in steps_of(log)] == [
         ((), {"constrained": 4}),
@@ -49,8 +47,9 @@ def test_steps_whose_calls_are_all_masked_say_why_nothing_trains(
         (("nothing_trains",), {"constrained": 4}),
     ]
     assert metrics.value(ALARMS_BEGUN, "nothing_trains") == 1
-    words = "100% of groups `no_tokens`, 100% of their masked calls `constrained`: the agent forces"
+    words = "100% of groups `no_tokens`, 100% of their masked calls `constrained`: A grammar"
     assert f"alarm nothing_trains at step 3: the last 3 steps trained no token: {words}" in caplog.text
+    assert "Let the agent force no answers" in caplog.text
 
 
 @pytest.fixture
