@@ -24,9 +24,10 @@ import msgspec
 
 from tests.consumers.audit.small_run import small_run
 from tests.streams.make import RUN_HASH, TOPICS
+from tracegrad.consumers.episode_facts import KINDS
 from tracegrad.consumers.index.build import catch_up
 from tracegrad.consumers.index.file import connect
-from tracegrad.consumers.index.query import KINDS, Question, count, find
+from tracegrad.consumers.index.query import Question, count, find
 from tracegrad.consumers.index.schema import FORM
 from tracegrad.schemas.log.made_of import EpisodeRef, GroupMadeOf, MadeOf, made_of, made_of_header
 from tracegrad.schemas.log.protocol import Offsets, Record, TopicPartition
