@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 
 from tests.streams.make import RUN_HASH, event, reward, rollout
-from tests.versions import ack, claim, held_out, manifest
+from tests.versions import ack, claim, held_out, manifest, training_step
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.mac import SIGNED, KeyRing
 from tracegrad.schemas.log.protocol import Headers
@@ -20,10 +20,8 @@ from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, GroupRef
 from tracegrad.schemas.records.training import (
     ADVANTAGES,
     TRAINING_STEPS,
-    Accounting,
     CallAdvantage,
     GroupAdvantages,
-    TrainingStep,
 )
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import Topic
@@ -53,24 +51,16 @@ def forged(num: int, ring: KeyRing, *, seed: int = 0) -> Iterator[Forged]:
     for number in range(num):
         topic, how = topics[number % len(topics)], HOW[number // len(topics) % len(HOW)]
         key, value = _wish(topic, number, draw)
-        headers: Headers
-        match how:
-            case "unsigned":
-                headers = ()
-            case "wrong_key":
-                headers = (wrong.sign(topic, key, value),)
-            case "another_runs_key":
-                headers = (other.sign(topic, key, value),)
-            case "another_topics_mac":
-                headers = (ring.sign(topics[(number + 1) % len(topics)], key, value),)
-            case "changed_value":
-                headers = (ring.sign(topic, key, value + b" "),)
-            case "changed_key":
-                headers = (ring.sign(topic, key[:-1] + bytes([key[-1] ^ 1]), value),)
-            case "moved_to_another_key":
-                headers = (ring.sign(topic, b"x" + key[1:], value),)
-            case "two_macs":
-                headers = (wrong.sign(topic, key, value), ring.sign(topic, key, value))
+        headers: Headers = {
+            "unsigned": (),
+            "wrong_key": (wrong.sign(topic, key, value),),
+            "another_runs_key": (other.sign(topic, key, value),),
+            "another_topics_mac": (ring.sign(topics[(number + 1) % len(topics)], key, value),),
+            "changed_value": (ring.sign(topic, key, value + b" "),),
+            "changed_key": (ring.sign(topic, key[:-1] + bytes([key[-1] ^ 1]), value),),
+            "moved_to_another_key": (ring.sign(topic, b"x" + key[1:], value),),
+            "two_macs": (wrong.sign(topic, key, value), ring.sign(topic, key, value)),
+        }[how]
         yield topic, key, value, headers
 
 
@@ -108,27 +98,14 @@ def _wish(topic: Topic, number: int, draw: random.Random) -> tuple[bytes, bytes]
                 run=RunHash(RUN_HASH), policy="policy", step=1, epoch=9, group_id=f"{RUN_HASH}{9:016x}", calls=(call,)
             )
             return b"policy", ADVANTAGES.encode(wish_of)
-    return b"policy", TRAINING_STEPS.encode(_step())
-
-
-def _step() -> TrainingStep:
-    """One that would void all others."""
-    return TrainingStep(
-        run=RunHash(RUN_HASH),
-        policy="policy",
-        step=99,
+    void = training_step(
+        99,
         epoch=9,
-        version=99,
-        is_updated=True,
         begin_offset=0,
         next_offset=9,
-        batch_hash="99",
         group_ids=(f"{RUN_HASH}{9:016x}",),
-        accounting=Accounting(consumed=99, trained=99),
-        loss=0.0,
-        grad_norm=0.0,
-        learning_rate=0.0,
         reward=9.0,
         num_rollouts=9,
         num_tokens=9,
     )
+    return b"policy", TRAINING_STEPS.encode(void)  # all others would be void

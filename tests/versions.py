@@ -1,4 +1,4 @@
-"""Weight versions made to measure: spans, manifests, claims and acknowledgements, all of one run unless told."""
+"""Weight versions made to measure: spans, manifests, claims, acknowledgements, steps, all of one run unless told."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.held_out import HeldOutPass, HeldOutScore, VersionShare
+from tracegrad.schemas.records.training import Accounting, TrainingStep
 from tracegrad.schemas.records.versions import Version, VersionSpan
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
@@ -63,6 +64,16 @@ def held_out(
         policy="policy", run=RUN, number=number, since_version=since, score=None if version is None else score,
         **(defaults | fields),
     )  # fmt: skip
+
+
+def training_step(number: int, **fields: Any) -> TrainingStep:
+    """One that trained on one offset of `transitions` and led to the version of its number."""
+    defaults: dict[str, Any] = {
+        "epoch": 1, "version": number, "is_updated": True, "begin_offset": number - 1, "next_offset": number,
+        "batch_hash": "00", "group_ids": (), "accounting": Accounting(consumed=number, trained=number), "loss": 0.0,
+        "grad_norm": 0.0, "learning_rate": 0.0, "reward": None, "num_rollouts": 0, "num_tokens": 0,
+    }  # fmt: skip
+    return TrainingStep(policy="policy", step=number, **({"run": RUN} | defaults | fields))
 
 
 def publish(

@@ -15,14 +15,14 @@ import msgspec
 from tests.memory_log import MemoryLog
 from tests.streams import make
 from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, rollout
-from tests.versions import RUN, ack, claim, held_out, manifest, sampled_by
+from tests.versions import RUN, ack, claim, held_out, manifest, sampled_by, training_step
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash
 from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, KeyRing
 from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutEvent, RolloutRequest, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, hash_batch
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import INPUTS, REGISTRY, STREAMS, Topic
@@ -191,21 +191,10 @@ def append_step(streams: Streams, trained: TrainingStep) -> None:
 
 def step(number: int, groups: tuple[str, ...] = (), *, epoch: int = 1) -> TrainingStep:
     """A step of one group."""
-    return TrainingStep(
-        run=RUN,
-        policy="policy",
-        step=number,
+    return training_step(
+        number,
         epoch=epoch,
-        version=number,
-        is_updated=True,
-        begin_offset=number - 1,
-        next_offset=number,
-        batch_hash="00",
         group_ids=groups,
-        accounting=Accounting(consumed=number, trained=number),
-        loss=0.0,
-        grad_norm=0.0,
-        learning_rate=0.0,
         reward=number / 4,
         reward_parts={"air:tool_success": 0.5},
         num_rollouts=2,

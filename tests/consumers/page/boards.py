@@ -7,12 +7,13 @@ from pathlib import Path
 import httpx
 
 from tests.memory_log import MemoryLog
+from tests.versions import training_step
 from tracegrad.consumers.page.app import make_app
 from tracegrad.consumers.page.board import Board, RunInfo
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.records.training import Accounting, TrainingStep
+from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
 TOKEN = "rp-00000000.0123456789abcdef"
@@ -58,25 +59,13 @@ def browser(board: Board, *, is_let_in: bool = True) -> httpx.AsyncClient:
 
 def step(number: int, *, alarms: tuple[str, ...] = (), reward: float | None = 0.5) -> TrainingStep:
     """One batch."""
-    return TrainingStep(
-        run=RunHash("00000000"),
-        policy="policy",
-        step=number,
-        epoch=1,
-        version=number,
-        begin_offset=0,
-        next_offset=1,
-        batch_hash="",
-        group_ids=(),
-        accounting=Accounting(),
+    return training_step(
+        number,
+        run=RUN,
         reward=reward,
         reward_parts={"rule": 0.1 * number},
         num_rollouts=1,
         num_tokens=30,
-        is_updated=True,
-        loss=0.0,
-        grad_norm=0.0,
-        learning_rate=0.0,
         seconds={"wait": 1.0},
         started_at_ms=1_000,
         ended_at_ms=3_000,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.consumers.audit.small_run import small_run
-from tests.consumers.views.folding import fold_all, new_state
-from tests.streams.make import TOPICS
+from tests.consumers.views.folding import fold_all, new_state, tell
 from tests.versions import held_out
 from tracegrad.consumers.views.held_out import held_out_of
 from tracegrad.consumers.views.processes import ProcessRow, left_out_lines, process_lines, process_rows
@@ -25,10 +24,8 @@ from tracegrad.consumers.views.progress import (
 )
 from tracegrad.consumers.views.results import results_of
 from tracegrad.consumers.views.terminal import Event, StepLine
-from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import CALLS, LAG
 from tracegrad.schemas.records.process_status import (
-    PROCESS_STATUS,
     ProcessReport,
     ProcessState,
     ProcessStatus,
@@ -119,15 +116,13 @@ def test_a_glance_tells_step_reward_held_out_and_who_serves() -> None:
 
 def test_a_process_is_one_row_that_fits() -> None:
     """It says why of one that has died, of any other what it counted; nobody's text begins another row."""
-    state, name = new_state(), TOPICS.name(Topic.PROCESS_STATUS)
+    state = new_state()
     told: list[ProcessStatus] = [
         SupervisedProcess(process="llm", state=ProcessState.WAITING, num_restarts=2, why="killed\nby SIGKILL"),
         SupervisedProcess(process="trainer", state=ProcessState.RUNNING, pid=7, since_ms=1_000),
         ProcessReport(process="trainer", pid=7, since_ms=1_000, at_ms=9_000, counters={"steps": 12.0}),
     ]
-    for offset, one in enumerate(told):
-        value = PROCESS_STATUS.encode(one)
-        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=value), 0.0)
+    tell(state, Topic.PROCESS_STATUS, *told)
     dead, alive = process_lines(state, 9_000, 77)
     assert dead.split() == ["llm", "waiting", "0", "s,", "2", "restarts", "killed\\nby", "SIGKILL"]
     assert alive.split() == ["trainer", "running", "8", "s", "12", "steps"]
@@ -136,15 +131,14 @@ def test_a_process_is_one_row_that_fits() -> None:
 
 def test_what_was_left_out_is_told_with_its_sentence() -> None:
     """Over all processes, the commonest first; a word that nobody explains is shown as it is."""
-    state, name = new_state(), TOPICS.name(Topic.PROCESS_STATUS)
+    state = new_state()
     counted: dict[str, dict[str, float]] = {
         "trainer": {"groups_excluded{reason=stale}": 2.0, "dead_letters{reason=of_mars}": 1.0},
         "llm": {"dead_letters{reason=too_large}": 3.0, "calls": 4.0},
         "tasks": {"dead_letters{reason=of_mars}": 1.0},
     }
-    for offset, (process, counters) in enumerate(counted.items()):
-        value = PROCESS_STATUS.encode(ProcessReport(process=process, pid=7, since_ms=1, at_ms=2, counters=counters))
-        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=value), 0.0)
+    for process, counters in counted.items():
+        tell(state, Topic.PROCESS_STATUS, ProcessReport(process=process, pid=7, since_ms=1, at_ms=2, counters=counters))
     assert left_out_lines(state) == [
         "2 groups excluded, stale: It was sampled by too old a version",
         "3 dead letters, too_large: It is larger than its topic allows",
@@ -154,11 +148,7 @@ def test_what_was_left_out_is_told_with_its_sentence() -> None:
 
 def row_of(*told: ProcessStatus, is_live: bool) -> ProcessRow:
     """Of one process."""
-    state, name = new_state(), TOPICS.name(Topic.PROCESS_STATUS)
-    for offset, one in enumerate(told):
-        value = PROCESS_STATUS.encode(one)
-        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=value), 0.0)
-    (row,) = process_rows(state, is_live=is_live)
+    (row,) = process_rows(tell(new_state(), Topic.PROCESS_STATUS, *told), is_live=is_live)
     return row
 
 

@@ -7,19 +7,16 @@ import random
 import msgspec
 
 from tests.consumers.audit.small_run import records, small_run, step
-from tests.consumers.views.folding import fold_all, new_state
+from tests.consumers.views.folding import fold_all, new_state, tell
 from tests.seeds import any_seed
-from tests.streams.make import TOPICS, Streams, event, rollout
+from tests.streams.make import Streams, event, rollout
 from tests.versions import ack as acknowledged
 from tests.versions import held_out
 from tracegrad.consumers.views.activity import activity_in
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import StepLines
-from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessState, SupervisedProcess
-from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, GroupRef, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS
-from tracegrad.schemas.records.weights import WEIGHT_ACKS
+from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
+from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.topics import Topic
 
 
@@ -66,11 +63,11 @@ def test_an_engine_that_starts_again_serves_nothing_until_it_says_so() -> None:
 
     def engine(process: str, since_ms: int, said_ms: int = 0) -> None:
         told = SupervisedProcess(process=process, state=ProcessState.RUNNING, since_ms=since_ms, at_ms=said_ms)
-        state.fold(_record(Topic.PROCESS_STATUS, PROCESS_STATUS.encode(told)), 0.0)
+        tell(state, Topic.PROCESS_STATUS, told)
 
     def ack(version: int, at_ms: int, engine_id: str = "engine-0") -> None:
         told = msgspec.structs.replace(acknowledged(version, engine_id=engine_id), at_ms=at_ms)
-        state.fold(_record(Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(told)), 0.0)
+        tell(state, Topic.WEIGHT_ACKS, told)
 
     def told() -> tuple[list[int], bool]:
         state.newest_step = step(9)
@@ -101,9 +98,7 @@ def test_steps_of_a_void_epoch_and_of_other_policies_are_left_out() -> None:
     """As the audit counts them."""
     state = new_state()
     made = [step(1, ()), step(2, ()), step(3, ()), step(2, (), epoch=2)]
-    for each in (*made, msgspec.structs.replace(step(4, (), epoch=2), policy="other")):
-        value = TRAINING_STEPS.encode(each)
-        state.fold(_record(Topic.TRAINING_STEPS, value), 0.0)
+    tell(state, Topic.TRAINING_STEPS, *made, msgspec.structs.replace(step(4, (), epoch=2), policy="other"))
     assert [(kept.step, kept.epoch) for kept in state.steps] == [(1, 1), (2, 2)]
 
 
@@ -116,18 +111,16 @@ def test_a_lost_group_is_one_given_up_three_times_without_an_episode(seed: int) 
         event(rollout(1), RolloutState.GIVEN_UP, attempt_id=name, group=group) for name in ("0000", "00aa", "00bb")
     ]
     other = event(rollout(2), RolloutState.GIVEN_UP, attempt_id="0000", group=group)
-    records_ = [_record(Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.encode(made)) for made in [*of_one, *of_one, other]]
-    random.Random(seed).shuffle(records_)
-    for made in records_:
-        state.fold(made, 0.0)
+    told = [*of_one, *of_one, other]
+    random.Random(seed).shuffle(told)
+    tell(state, Topic.ROLLOUT_EVENTS, *told)
     assert state.num_lost_groups == 1
     lines = StepLines()
     assert [said.kind for said in [*lines.news(state, 0.0), *lines.news(state, 0.0)]] == ["lost"]
     streams = Streams()
     streams.feed(event(rollout(1), RolloutState.GIVEN_UP, attempt_id="00cc", group=group))
-    for value in streams.values(Topic.EPISODES):
-        state.fold(_record(Topic.EPISODES, value), 0.0)
-    state.fold(records_[0], 0.0)
+    tell(state, Topic.EPISODES, *streams.values(Topic.EPISODES))
+    tell(state, Topic.ROLLOUT_EVENTS, told[0])
     assert state.num_lost_groups == 0
 
 
@@ -135,23 +128,16 @@ def test_what_is_malformed_or_of_no_interest_is_passed_over() -> None:
     """Whatever lies on a topic."""
     state = new_state()
     for topic in Topic:
-        for value in (None, b"", b"\xc1", b"{}"):
-            state.fold(_record(topic, value), 0.0)
+        tell(state, topic, None, b"", b"\xc1", b"{}")
     assert looks(state) == looks(new_state())
 
 
 def test_memory_is_bounded_by_what_is_remembered() -> None:
     """Attempts that start and never end."""
     state = new_state(remembered=10)
-    for number in range(50):
-        started = event(rollout(number), RolloutState.STARTED)
-        state.fold(_record(Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.encode(started)), 0.0)
+    tell(state, Topic.ROLLOUT_EVENTS, *(event(rollout(number), RolloutState.STARTED) for number in range(50)))
     assert len(state.open_attempts) == 10
     assert list(state.open_attempts)[-1].startswith(rollout(49))
     for _, record in records(small_run()):
         state.fold(record, 0.0)
     assert len(state.open_attempts) <= 10
-
-
-def _record(topic: Topic, value: bytes | None) -> Record:
-    return Record(topic=TOPICS.name(topic), partition=0, offset=0, key=None, value=value)

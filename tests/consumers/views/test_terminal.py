@@ -5,23 +5,21 @@ from __future__ import annotations
 import io
 import json
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
 from tests.consumers.audit.small_run import small_run
-from tests.consumers.views.folding import fold_all, new_state, read
+from tests.consumers.views.folding import fold_all, new_state, read, tell
 from tests.streams.credit.test_credit import member
-from tests.streams.make import TOPICS, agent_span, call, otlp, rollout
+from tests.streams.make import agent_span, call, otlp, rollout
 from tests.versions import held_out
 from tracegrad.compose.run.show import JsonShow, Show
 from tracegrad.consumers.views.activity import activity_in
 from tracegrad.consumers.views.terminal import ArrivalLines, Event, StepLines
-from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
-from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import GroupRef
-from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatingDrop
-from tracegrad.schemas.records.weights import WEIGHTS
+from tracegrad.schemas.records.training import RatedWindow, RatingDrop
 from tracegrad.schemas.topics import Topic
 
 
@@ -71,33 +69,28 @@ def test_what_a_run_waits_for_is_said_when_it_changed_and_at_most_each_second() 
 
 def test_the_held_out_pass_that_is_under_way_is_known_until_its_score() -> None:
     """Training waits for the first one."""
-    state, name = new_state(), TOPICS.name(Topic.WEIGHTS)
-    seen = []
-    for offset, word in enumerate((held_out(0, step=0), held_out(0, 0.0, version=0, step=0))):
-        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=WEIGHTS.encode(word)), 0.0)
+    state, seen = new_state(), []
+    for word in (held_out(0, step=0), held_out(0, 0.0, version=0, step=0)):
+        tell(state, Topic.WEIGHTS, word)
         seen.append(activity_in(state, steps=2, groups_per_step=1, concurrency=4).held_out)
     assert seen == [f"{held_out(0, step=0).num_tasks} tasks", ""]
 
 
 def test_who_begins_to_read_in_the_midst_is_told_of_the_passes_from_there_on() -> None:
     """As `up` does when its run is started again: of one that had begun its score, and then the next ones."""
-    lines, state, name = StepLines(), new_state(), TOPICS.name(Topic.WEIGHTS)
+    lines, state = StepLines(), new_state()
     words = [held_out(3, 0.5, version=6, step=6), held_out(4, step=8), held_out(4, 1.0, version=8, step=8)]
     said = []
-    for offset, word in enumerate(words):
-        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=WEIGHTS.encode(word)), 0.0)
-        said += [event.text.split(":")[0] for event in lines.news(state, 0.0)]
+    for word in words:
+        said += [event.text.split(":")[0] for event in lines.news(tell(state, Topic.WEIGHTS, word), 0.0)]
     assert said == ["held-out at step 6", "held-out at step 8"]
 
 
 def test_held_out_rollouts_are_no_arrivals() -> None:
     """Nobody waits for them, and what lacks beside them is lacking: only the agent that is no runner's is told of."""
     lines, state = ArrivalLines(), new_state()
-    spans = otlp(agent_span(rollout(0) + "a001", 1, "helper"))
-    record = Record(topic=TOPICS.name(Topic.OTLP_SPANS), partition=0, offset=0, key=None, value=spans)
-    state.fold(record, 0.0)
-    made = call("a", rollout(0), purpose=Purpose.VALIDATION)
-    state.fold(replace(record, topic=TOPICS.name(Topic.LLM_CALLS), value=LLM_CALLS.encode(made)), 0.0)
+    tell(state, Topic.OTLP_SPANS, otlp(agent_span(rollout(0) + "a001", 1, "helper")))
+    tell(state, Topic.LLM_CALLS, call("a", rollout(0), purpose=Purpose.VALIDATION))
     assert list(lines.news(state, 30.0)) == [] and state.first_sign_s is None
 
 
@@ -111,37 +104,33 @@ RATED_WORSE = RatingDrop(
 
 def test_an_alarm_is_said_when_it_begins() -> None:
     """Not again while it holds, nor of the step that was the last when the run was started; with what is done."""
-    lines, state, name = StepLines(on_alarm="stop"), new_state(), TOPICS.name(Topic.TRAINING_STEPS)
+    lines, state = StepLines(on_alarm="stop"), new_state()
     fold_all(state, small_run(), [Topic.TRAINING_STEPS])
     (known, *_) = state.steps
     said = []
     for number, alarms in ((11, ("ess_low",)), (12, ("ess_low", "clip_high")), (13, ())):
-        value = TRAINING_STEPS.encode(replace(known, step=number, alarms=alarms))
-        state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
+        tell(state, Topic.TRAINING_STEPS, replace(known, step=number, alarms=alarms))
         said.append([event.text.split(" (")[0] for event in lines.news(state, 0.0)])
     assert said == [["step 11"], ["step 12", "alarm at step 12: clip_high"], ["step 13"]]
     for number, alarms in ((14, ("gradient_spike",)), (15, ())):
-        value = TRAINING_STEPS.encode(replace(known, step=number, alarms=alarms))
-        state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
+        tell(state, Topic.TRAINING_STEPS, replace(known, step=number, alarms=alarms))
     told = [event.text.split(" (")[0] for event in lines.news(state, 0.0)]
     assert told == ["step 15", "alarm at step 14: gradient_spike"], "two steps at once: nothing is passed over"
 
 
 def test_that_nothing_trains_is_said_once_whoever_knows_it_first() -> None:
     """Of closed groups with reason, share and remedy; the step that finds the same adds nothing."""
-    lines, state, name = StepLines(groups_per_step=2), new_state(), TOPICS.name(Topic.EPISODES)
+    lines, state = StepLines(groups_per_step=2), new_state()
     fold_all(state, small_run(), [Topic.TRAINING_STEPS])
     list(lines.news(state, 0.0))
     said = []
     for index in range(7):
         group = GroupRef(id=f"g{index}", size=1, member=0, index=index)
-        one = replace(member(index, calls=()), group=group)
-        state.fold(Record(topic=name, partition=0, offset=index, key=None, value=EPISODES.encode(one)), 0.0)
+        tell(state, Topic.EPISODES, replace(member(index, calls=()), group=group))
         said += [event.text for event in lines.news(state, 0.0) if event.kind == "alarm"]
     last = state.steps[-1]
     step = replace(last, step=last.step + 1, num_tokens=0, alarms=("nothing_trains",))
-    value = TRAINING_STEPS.encode(step)
-    state.fold(Record(topic=TOPICS.name(Topic.TRAINING_STEPS), partition=0, offset=9, key=None, value=value), 0.0)
+    tell(state, Topic.TRAINING_STEPS, step)
     said += [event.text for event in lines.news(state, 0.0) if event.kind == "alarm"]
     assert said == [
         "alarm: nothing_trains (docs/watching.md): none of the last 6 closed groups can train: 100% of groups "
@@ -152,10 +141,8 @@ def test_that_nothing_trains_is_said_once_whoever_knows_it_first() -> None:
 
 def test_what_a_captured_agent_did_is_never_said_to_train_nothing() -> None:
     """Nobody asked for it: its episodes are of no group, so `up` has nothing to warn of, whatever they lack."""
-    lines, state, name = StepLines(), new_state(), TOPICS.name(Topic.EPISODES)
-    for index in range(20):
-        one = replace(member(index, calls=()), group=None, rollout_id=None)
-        state.fold(Record(topic=name, partition=0, offset=index, key=None, value=EPISODES.encode(one)), 0.0)
+    lines, state = StepLines(), new_state()
+    tell(state, Topic.EPISODES, *(replace(member(n, calls=()), group=None, rollout_id=None) for n in range(20)))
     assert state.num_episodes == 20
     assert [event for event in lines.news(state, 0.0) if event.kind == "alarm"] == []
     assert not state.untrained.holds(1)
@@ -163,13 +150,12 @@ def test_what_a_captured_agent_did_is_never_said_to_train_nothing() -> None:
 
 def test_a_rollback_is_said_with_its_figures() -> None:
     """Behind its step, once."""
-    lines, state, name = StepLines(), new_state(), TOPICS.name(Topic.TRAINING_STEPS)
+    lines, state = StepLines(), new_state()
     fold_all(state, small_run(), [Topic.TRAINING_STEPS])
     (known, *_) = state.steps
     said = []
     for number, why in ((11, None), (12, RATED_WORSE), (13, None)):
-        value = TRAINING_STEPS.encode(replace(known, step=number, rated_worse=why))
-        state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
+        tell(state, Topic.TRAINING_STEPS, replace(known, step=number, rated_worse=why))
         said.append([event.text for event in lines.news(state, 0.0)])
     words = (
         "step 12: versions 28 to 43 are rated 0.500 (511 conversations), versions 12 to 27 are rated 0.700 "
@@ -189,21 +175,15 @@ def test_arrivals_say_each_first_thing_once_and_what_is_missing() -> None:
     """Spans, then nothing else for a while."""
     lines, state = ArrivalLines(), new_state()
 
-    def record(topic: Topic, value: bytes) -> Record:
-        return Record(topic=TOPICS.name(topic), partition=0, offset=0, key=None, value=value)
+    def said(now_s: float, topic: Topic = Topic.LLM_CALLS, *told: Any) -> list[tuple[str, str]]:
+        return [(event.kind, event.text) for event in lines.news(tell(state, topic, *told, now_s=now_s), now_s)]
 
-    def said(made: Record | None, now_s: float) -> list[tuple[str, str]]:
-        if made is not None:
-            state.fold(made, now_s)
-        return [(event.kind, event.text) for event in lines.news(state, now_s)]
-
-    spans = record(Topic.OTLP_SPANS, otlp(agent_span("ab" * 16, 1, "helper"), service="shop"))
-    assert said(None, 30.0) == []
-    assert said(spans, 0.0) == [("first_span", "first span: 'invoke_agent helper' of service shop")]
-    assert said(spans, 0.0) == []
-    assert ["OPENAI_BASE_URL" in text for _, text in said(None, 30.0)] == [True]
-    assert said(None, 30.0) == []
-    made = record(Topic.LLM_CALLS, LLM_CALLS.encode(call("a", None, trace_id="ab" * 16)))
-    (first, _), (missing, text) = said(made, 30.0)
+    spans = otlp(agent_span("ab" * 16, 1, "helper"), service="shop")
+    assert said(30.0) == []
+    assert said(0.0, Topic.OTLP_SPANS, spans) == [("first_span", "first span: 'invoke_agent helper' of service shop")]
+    assert said(0.0, Topic.OTLP_SPANS, spans) == []
+    assert ["OPENAI_BASE_URL" in text for _, text in said(30.0)] == [True]
+    assert said(30.0) == []
+    (first, _), (missing, text) = said(30.0, Topic.LLM_CALLS, call("a", None, trace_id="ab" * 16))
     assert (first, missing) == ("first_call", "missing") and "no episode closed yet" in text
-    assert said(record(Topic.LLM_CALLS, b"\xc1"), 30.0) == []
+    assert said(30.0, Topic.LLM_CALLS, b"\xc1") == []

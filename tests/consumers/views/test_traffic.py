@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.consumers.audit.small_run import small_run
-from tests.consumers.views.folding import fold_all, new_state, read
+from tests.consumers.views.folding import fold_all, new_state, read, tell
 from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation, folded
@@ -19,7 +19,6 @@ from tracegrad.consumers.views.captured import RatedShare, TrafficLine
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import Event, StepLines, TrafficLines
 from tracegrad.consumers.views.watch import Watcher
-from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import SamplingParameters
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
 from tracegrad.schemas.topics import Topic
@@ -46,9 +45,7 @@ def at_pace(state: RunState, lines: TrafficLines, seconds: float, begin: int = 1
     events: list[Event] = []
     for number in range(begin, begin + 5):
         step = replace(known, step=number, version=number, ended_at_ms=int(1e12 + number * seconds * 1000))
-        name, value = TOPICS.name(Topic.TRAINING_STEPS), TRAINING_STEPS.encode(step)
-        state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
-        events += lines.news(state, 0.0)
+        events += lines.news(tell(state, Topic.TRAINING_STEPS, step), 0.0)
     return events
 
 
