@@ -33,6 +33,15 @@ pytestmark = pytest.mark.torch
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
+def ran(name: str, *arguments: str, timeout_s: float = 120) -> list[str]:
+    """The lines that a benchmark prints, in a process of its own."""
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=True, env=env
+    ).stdout.splitlines()
+
+
 def test_transitions_benchmark_still_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a small group; a line a step."""
     monkeypatch.setattr(sys, "argv", ["transitions.py", "--rollouts", "2", "--turns", "2", "--tokens", "64"])
@@ -43,19 +52,15 @@ def test_transitions_benchmark_still_runs(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_head_benchmark_still_runs() -> None:
     """On a small vocabulary, one bound; its own figures say that a step was taken."""
-    arguments = ("--vocabulary", "512", "--tokens", "16", "--bounds", "1024")
-    command = [sys.executable, str(BENCHMARKS / "head.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    bound, gibibytes, _, loss, grad_norm = done.stdout.splitlines()[1].split()
+    lines = ran("head", "--vocabulary", "512", "--tokens", "16", "--bounds", "1024")
+    bound, gibibytes, _, loss, grad_norm = lines[1].split()
     assert bound == "1024" and float(gibibytes) > 0 and float(loss) != 0 and float(grad_norm) > 0
 
 
 def test_rollback_benchmark_still_runs() -> None:
     """A few short runs: a row for each kind and length without a change, and one for each change."""
-    arguments = ("--runs", "10", "--conversations", "3200", "--long", "640", "--window", "200")
-    command = [sys.executable, str(BENCHMARKS / "rollback.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ") and " of " in line]
+    lines = ran("rollback", "--runs", "10", "--conversations", "3200", "--long", "640", "--window", "200")
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith("| ") and " of " in line]
     assert len(rows) == 12 + 5
     assert rows[-1][1].split() == ["1", "of", "1"], "from .7 to nothing is seen"
 
@@ -103,9 +108,7 @@ def test_index_benchmark_still_runs(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_llm_gateway_benchmark_still_runs() -> None:
     """Two conversations of three calls, twice, each way; the gateway alone, too."""
     arguments = ("--conversations", "2", "--rounds", "2", "--concurrency", "2", "--json")
-    command = [sys.executable, str(BENCHMARKS / "llm_gateway.py"), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=280, check=True)
-    found = json.loads(done.stdout)
+    found = json.loads("\n".join(ran("llm_gateway", *arguments, timeout_s=280)))
     (beside,), (alone,) = found["vllm"], found["scripted"]
     sides = [*beside["sides"], *alone["sides"]]
     assert [(side["side"], side["calls"]) for side in sides] == [("vllm", 12), ("gateway", 12), ("scripted", 12)]
@@ -149,10 +152,7 @@ def test_recipes_benchmark_goes_on_until_the_tokens_are_trained(
 
 def test_replay_benchmark_still_runs() -> None:
     """On a small run: a figure for each part, every episode made again; over a longer one memory is told as it goes."""
-    command = [sys.executable, str(BENCHMARKS / "replay.py"), "--records", "900", "--long", "2000"]
-    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
-    first, *lines = done.stdout.splitlines()
+    first, *lines = ran("replay", "--records", "900", "--long", "2000")
     assert first.startswith("896 records, 256 spans, 128 episodes")
     assert [line.split()[0] for line in lines[:4]] == ["bare", "recorded", "merge", "replay"]
     assert "'episodes': 128, 'groups': 32" in lines[4]
@@ -170,10 +170,7 @@ def test_the_workers_benchmark_folds_as_the_worker_asks() -> None:
 
 def test_normalize_benchmark_still_runs() -> None:
     """One round: a line for each kind of spans."""
-    command = [sys.executable, str(BENCHMARKS / "normalize.py"), "--rounds", "1"]
-    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
-    assert [line[:26].strip() for line in done.stdout.splitlines()] == [
+    assert [line[:26].strip() for line in ran("normalize", "--rounds", "1")] == [
         "plain spans", "model calls", "recordings of frameworks",
     ]  # fmt: skip
 
@@ -183,9 +180,7 @@ def test_normalize_benchmark_still_runs() -> None:
 def test_streams_worker_benchmark_still_runs(broker: str) -> None:
     """A hundred messages: Faust alone, then the worker, each loop takes all of them."""
     arguments = ("--messages", "100", "--bytes", "100", "--bootstrap-servers", broker)
-    command = [sys.executable, str(BENCHMARKS / "streams_worker.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
-    assert [line.partition("  ")[0] for line in done.stdout.splitlines()] == [
+    assert [line.partition("  ")[0] for line in ran("streams_worker", *arguments, timeout_s=280)] == [
         "bare Faust agent",
         "worker, acknowledges only",
         "worker, one output (normalize)",
@@ -197,10 +192,7 @@ def test_streams_worker_benchmark_still_runs(broker: str) -> None:
 @pytest.mark.timeout(300)
 def test_hostile_clients_benchmark_still_runs() -> None:
     """Two requests beside two clients: each gateway answers the good one, whatever is sent beside it."""
-    command = [sys.executable, str(BENCHMARKS / "hostile_clients.py"), "--requests", "2", "--clients", "2"]
-    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True, env=env)
-    assert len(done.stdout.splitlines()) >= 2
+    assert len(ran("hostile_clients", "--requests", "2", "--clients", "2", timeout_s=280)) >= 2
 
 
 @pytest.mark.kafka

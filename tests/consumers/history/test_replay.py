@@ -66,10 +66,14 @@ def source() -> SourceRun:
     """Conversations that people rated, of which each is a group."""
     run = SourceRun(RULES)
     for number in range(NUM):
-        key = f"{number:x}e" * 16
-        rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
-        run.live([*conversation((f"a{number}", True), key=key), rating], Random(number), pause_s=1.0)
+        rated(run, number, f"{number:x}e" * 16)
     return run
+
+
+def rated(source: SourceRun, number: int, key: str) -> None:
+    """One more call of a conversation, which somebody rates."""
+    rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
+    source.live([*conversation((f"a{number}", True), key=key), rating], Random(number), pause_s=1.0)
 
 
 def history_of(log: MemoryLog) -> History:
@@ -87,12 +91,13 @@ def refold_of(recorded: RecordedEpisodes) -> Refold:
     return Refold(folds, again, rate_again, TOPICS, recorded)
 
 
-def before_the_end(log: MemoryLog, history: History) -> list[bytes]:
-    """The groups that are let out while records are still read."""
+def remade(log: MemoryLog, history: History, topic: Topic, *, to_the_end: bool = True) -> list[bytes]:
+    """What is made of it for a topic; without the end, what is let out while records are still read."""
     refold = refold_of(history.recorded)
     refold.give_up(history.bounds)
     outputs = [output for record in merged(log, history.bounds) for output in refold.fold(record)]
-    return [output.value for output in outputs if output.topic is Topic.TRANSITIONS]
+    outputs += refold.finish() if to_the_end else ()
+    return [output.value for output in outputs if output.topic is topic]
 
 
 def run(log: MemoryLog, target: MemoryLog | None, stop: threading.Event | None = None) -> ReplayProgress:
@@ -166,24 +171,16 @@ def test_what_retention_takes_between_two_commands_doubles_no_episode(source: So
 def test_of_two_episodes_with_one_key_the_one_that_names_exactly_a_record_gets_it() -> None:
     """Of a conversation's first episode ranges are told as one, with what lies between: a record of its second."""
     source = SourceRun(RULES)
-    key = "7e" * 16
     for number in range(2):
-        rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
-        source.live([*conversation((f"a{number}", True), key=key), rating], Random(number), pause_s=1.0)
+        rated(source, number, "7e" * 16)
     past = source.past()
     history = history_of(past)
     first, second = history.recorded.episodes
     assert first.key == second.key
     wide = tuple(dataclasses.replace(part, end=part.end + 1) for part in first.parts)
-    recorded = RecordedEpisodes(
-        [dataclasses.replace(first, is_exact=False, parts=wide), second], history.recorded.order
-    )
-    refold = refold_of(recorded)
-    refold.give_up(history.bounds)
-    outputs = [output for record in merged(past, history.bounds) for output in refold.fold(record)]
-    outputs += refold.finish()
-    made = [output.value for output in outputs if output.topic is Topic.EPISODES]
-    assert sorted(made) == sorted(source.values(Topic.EPISODES))
+    episodes = [dataclasses.replace(first, is_exact=False, parts=wide), second]
+    history = msgspec.structs.replace(history, recorded=RecordedEpisodes(episodes, history.recorded.order))
+    assert sorted(remade(past, history, Topic.EPISODES)) == sorted(source.values(Topic.EPISODES))
 
 
 def test_what_came_twice_is_again_in_both_episodes_that_have_it() -> None:
@@ -197,11 +194,8 @@ def test_what_came_twice_is_again_in_both_episodes_that_have_it() -> None:
     source.live([], Random(1), pause_s=0.0)
     made = source.values(Topic.EPISODES)
     assert [EPISODES.decode(value).num_spans for value in made] == [1, 1]
-    refold = refold_of(source.recorded())
-    history = history_of(past := source.past())
-    refold.give_up(history.bounds)
-    outputs = [output for record in merged(past, history.bounds) for output in refold.fold(record)]
-    assert [output.value for output in outputs if output.topic is Topic.EPISODES] == made
+    past = source.past()
+    assert remade(past, history_of(past), Topic.EPISODES) == made
 
 
 def test_a_dry_run_counts_alike_and_writes_nothing(source: SourceRun) -> None:
@@ -231,16 +225,15 @@ def test_what_retention_has_taken_is_told_and_awaited_by_nobody(source: SourceRu
     assert (done.counts["lost"], done.counts["incomplete"]) == (1, 1)
     assert f"{done.counts['gone']} records gone; 1 episodes incomplete, 1 lost" in done.text
     assert written(target, Topic.TRANSITIONS)[-4:] == source.values(Topic.TRANSITIONS)[2:]
-    assert before_the_end(past, history_of(past)) == source.values(Topic.TRANSITIONS)[2:]
+    assert remade(past, history_of(past), Topic.TRANSITIONS, to_the_end=False) == source.values(Topic.TRANSITIONS)[2:]
 
 
 def test_a_record_that_readers_pass_over_is_awaited_by_nobody() -> None:
     """Where an episode's ranges were too many for its header some are told as one, with what lies between: here what
     another run wrote."""
     source = SourceRun(RULES)
-    for number, key in enumerate(("0e" * 16, "1e" * 16)):
-        rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
-        source.live([*conversation((f"a{number}", True), key=key), rating], Random(number), pause_s=1.0)
+    for number in range(2):
+        rated(source, number, f"{number}e" * 16)
         source.append(Topic.LLM_CALLS, b"", key=FOREIGN)
     past = source.past(Shared())
     history = history_of(past)
@@ -249,7 +242,7 @@ def test_a_record_that_readers_pass_over_is_awaited_by_nobody() -> None:
     wide = dataclasses.replace(first, is_exact=False, parts=(dataclasses.replace(call, end=call.end + 1), rating_of))
     recorded = RecordedEpisodes([wide, *others], history.recorded.order)
     history = msgspec.structs.replace(history, recorded=recorded)
-    assert before_the_end(past, history) == source.values(Topic.TRANSITIONS)
+    assert remade(past, history, Topic.TRANSITIONS, to_the_end=False) == source.values(Topic.TRANSITIONS)
 
 
 def test_positions_that_a_header_had_no_room_for_are_told(source: SourceRun) -> None:

@@ -32,7 +32,8 @@ class Busy(sqlite3.Connection):
 
 
 def index_of(log: MemoryLog, path: Path) -> sqlite3.Connection:
-    """Brought up to date."""
+    """Brought up to date; the folder is made where there is none."""
+    path.mkdir(exist_ok=True)
     connection = connect(path / "index.sqlite", FORM)
     catch_up(log, TOPICS, "policy", connection, patience_s=1.0)
     return connection

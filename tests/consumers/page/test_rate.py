@@ -248,7 +248,6 @@ def test_what_was_said_behind_its_close_stands_on_the_episode(tmp_path: Path) ->
 
 def draw_of(run: Run, folder: Path, view: str = "episode") -> str:
     """Its episode's, or its group's, which are of one id."""
-    folder.mkdir()
     board = board_over(memory_log(run.streams), folder)
     episode, _ = episode_of(board)
     return draw(board, f"/{view}/{episode.episode_id}")
