@@ -19,7 +19,7 @@ from tests.versions import RUN, ack, claim, held_out, manifest, sampled_by, trai
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash
 from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, KeyRing
-from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, hash_batch
@@ -164,10 +164,12 @@ def _later_attempt(item: Item) -> Item:
 
 def ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> None:
     """The request for a rollout."""
-    request = RolloutRequest(
-        rollout_id=rollout(number), group=group, task_id="task-1", input="?", policy="policy", purpose=purpose
-    )
-    streams.append(Topic.ROLLOUTS, ROLLOUTS.encode(request))
+    streams.append(Topic.ROLLOUTS, ROLLOUTS.encode(request_of(rollout(number), group, purpose)))
+
+
+def request_of(own: str, group: GroupRef, purpose: Purpose = Purpose.TRAIN) -> RolloutRequest:
+    """For the rollout of this id."""
+    return RolloutRequest(rollout_id=own, group=group, task_id="task-1", input="?", policy="policy", purpose=purpose)
 
 
 def _train(streams: Streams, weights: Path | None) -> None:
@@ -226,6 +228,7 @@ def records(streams: Streams) -> list[tuple[Topic, Record]]:
     return [(topic, record) for topic, kept in streams.log.items() for record in kept]
 
 
-def audited(streams: Streams) -> Report:
-    """The audit of what was folded."""
-    return audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING)
+def audited(run: Streams | Log, **settings: Any) -> Report:
+    """The audit of what was folded, or lies there."""
+    log = memory_log(run) if isinstance(run, Streams) else run
+    return audit(log, TOPICS, RunHash(RUN_HASH), "policy", **({"ring": RING} | settings))

@@ -8,17 +8,16 @@ from functools import lru_cache
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import RING, ask, attempt, memory_log, small_run, step
+from tests.consumers.audit.small_run import ask, attempt, audited, memory_log, request_of, small_run, step
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, event, otlp, rollout, span
 from tests.versions import held_out, sampled_by
-from tracegrad.consumers.audit.account import Report, audit
-from tracegrad.schemas.ids import GroupId, RunHash, rollout_id
+from tracegrad.schemas.ids import GroupId, rollout_id
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRef, RolloutRequest, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch, surviving_steps
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch
 from tracegrad.schemas.records.transitions import decode_group, encode_group, group_id_of
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Stage, Topic
@@ -28,11 +27,6 @@ from tracegrad.schemas.topics import Stage, Topic
 def run() -> Streams:
     """The run; nobody changes it."""
     return small_run()
-
-
-def audited(log: Log) -> Report:
-    """The audit of the test's run."""
-    return audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING)
 
 
 def test_a_whole_run_adds_up() -> None:
@@ -63,11 +57,8 @@ def test_a_rollout_that_its_runner_committed_and_lost_is_named() -> None:
     """Not even its start was heard of: open while the runner holds it, missing once its request is committed."""
     log = memory_log(run())
     own, name = rollout(99), TOPICS.name(Topic.ROLLOUTS)
-    where, group = TopicPartition(name, 0), GroupRef(id=f"{RUN_HASH}{3:016x}", size=2, member=0, index=3)
-    request = RolloutRequest(
-        rollout_id=own, group=group, task_id="task-1", input="?", policy="policy", purpose=Purpose.TRAIN
-    )
-    asked = log.append(name, b"k", ROLLOUTS.encode(request), (), 0).result()
+    where = TopicPartition(name, 0)
+    asked = log.append(name, b"k", ROLLOUTS.encode(request_of(own, place(3, 0))), (), 0).result()
     commits = log.groups[TOPICS.group(Stage.RUNNER)]
     commits[where] = asked.offset
     assert audited(log).missing == []
@@ -80,10 +71,8 @@ def test_a_held_out_pass_under_way_is_not_missing_its_score() -> None:
     log = memory_log(run())
     own = rollout_id(GroupId(f"{RUN_HASH}{'e' * 15}2"), 0)
     group = GroupRef(id=f"{RUN_HASH}{'e' * 15}2", size=1, member=0, index=2)
-    request = RolloutRequest(
-        rollout_id=own, group=group, task_id="task-1", input="?", policy="policy", purpose=Purpose.VALIDATION
-    )
-    log.append(TOPICS.name(Topic.ROLLOUTS), b"k", ROLLOUTS.encode(request), (), 0)
+    request = ROLLOUTS.encode(request_of(own, group, Purpose.VALIDATION))
+    log.append(TOPICS.name(Topic.ROLLOUTS), b"k", request, (), 0)
     assert audited(log).missing == ["held-out group that no pass asked for: 2"]
     words = [held_out(2, since=2, num_tasks=2), held_out(3, since=2, first_group=4)]
     for word, missing in zip(words, ([], ["held-out pass that is over and has no score: 2"]), strict=True):
@@ -129,30 +118,22 @@ def test_a_group_in_two_batches_is_named() -> None:
     assert any(f"consumed twice: {first.group_ids[0]}" in line for line in audited(log).missing)
 
 
-def test_steps_of_a_fenced_trainer_do_not_survive() -> None:
-    """A later epoch that wrote step 2 resumed before the old step 3."""
-    steps = [step(1, ("a",)), step(2, ("b",)), step(3, ("c",)), step(2, ("d",), epoch=2)]
-    assert [(s.step, s.epoch) for s in surviving_steps(steps)] == [(1, 1), (2, 2)]
-
-
-def test_a_step_that_never_ran_is_named() -> None:
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [
+        (3, "version trained but not on weights: 3"),
+        (2, "step that did not lead to the version that it names: step 3 up to offset 3, "
+            "version 2 is of step 2 up to 2"),
+    ],
+    ids=["no version", "a version of another step"],
+)  # fmt: skip
+def test_a_step_that_never_ran_is_named(version: int, named: str) -> None:
     """It says that it trained the waiting group, which lies in its interval; but no version came of it."""
     log = memory_log(run())
     waiting = decode_group(log.records(TOPICS.name(Topic.TRANSITIONS))[2].value)[0].group_id
-    made_up = filled(log, step(3, (waiting,)))
+    made_up = filled(log, msgspec.structs.replace(step(3, (waiting,)), version=version))
     log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made_up), (), 0)
-    assert audited(log).missing == ["version trained but not on weights: 3"]
-
-
-def test_a_step_that_borrows_a_version_is_named() -> None:
-    """The version is there, of another step."""
-    log = memory_log(run())
-    waiting = decode_group(log.records(TOPICS.name(Topic.TRANSITIONS))[2].value)[0].group_id
-    made_up = filled(log, msgspec.structs.replace(step(3, (waiting,)), version=2))
-    log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made_up), (), 0)
-    assert audited(log).missing == [
-        "step that did not lead to the version that it names: step 3 up to offset 3, version 2 is of step 2 up to 2"
-    ]
+    assert audited(log).missing == [named]
 
 
 @pytest.mark.parametrize(
@@ -230,11 +211,7 @@ def test_a_record_that_was_changed_after_its_step_is_named(how: str) -> None:
 
 def asked(log: Log, index: int, member: int, *, size: int = 2) -> RolloutRequest:
     """One more rollout of training is asked for."""
-    group = GroupRef(id=f"{RUN_HASH}{index:016x}", size=size, member=member, index=index)
-    request = RolloutRequest(
-        rollout_id=rollout(100 + 2 * index + member), group=group, task_id="task-1", input="?", policy="policy",
-        purpose=Purpose.TRAIN,
-    )  # fmt: skip
+    request = request_of(rollout(100 + 2 * index + member), place(index, member, size=size))
     log.writer().append(TOPICS.name(Topic.ROLLOUTS), key=b"k", value=ROLLOUTS.encode(request), partition=0).result(1)
     return request
 
@@ -320,19 +297,16 @@ def test_a_group_that_closed_in_part_adds_up(monkeypatch: pytest.MonkeyPatch) ->
     assert report.episodes.terms["displaced"] == 1
 
 
-def place(index: int, member: int) -> GroupRef:
-    """Of a member of a training group of two."""
-    return GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=member, index=index)
+def place(index: int, member: int, *, size: int = 2) -> GroupRef:
+    """Of a member of a training group."""
+    return GroupRef(id=f"{RUN_HASH}{index:016x}", size=size, member=member, index=index)
 
 
 def test_an_episode_whose_place_another_took_is_displaced() -> None:
     """The real one of a rollout that was given up too soon: its group closed without it, as its reason says there."""
     streams = small_run()
-    group = GroupRef(id=f"{RUN_HASH}{3:016x}", size=1, member=0, index=3)
-    request = RolloutRequest(
-        rollout_id=rollout(50), group=group, task_id="task-1", input="?", policy="policy", purpose=Purpose.TRAIN
-    )
-    streams.append(Topic.ROLLOUTS, ROLLOUTS.encode(request))
+    group = place(3, 0, size=1)
+    ask(streams, 50, group, Purpose.TRAIN)
     streams.feed(event(rollout(50), RolloutState.GIVEN_UP, group=group, attempt_id="0000"), *attempt(50, group))
     report = audited(memory_log(streams))
     assert (report.episodes.terms["displaced"], report.missing) == (1, [])

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.consumers.audit.small_run import RING, append_step, memory_log, publish, small_run, step
-from tests.streams.make import RUN_HASH, TOPICS, Streams
-from tracegrad.consumers.audit.account import audit
-from tracegrad.schemas.ids import RunHash
+from tests.consumers.audit.small_run import append_step, audited, publish, small_run, step
+from tests.streams.make import Streams
 
 
 def missing(streams: Streams) -> list[str]:
     """What the audit names, of a run that led to versions 1 and 2 and goes on."""
-    return audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING).missing
+    return audited(streams).missing
 
 
 @pytest.mark.parametrize(

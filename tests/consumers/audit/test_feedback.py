@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.consumers.audit.rated_run import rated_run
-from tests.consumers.audit.small_run import RING, audited, memory_log
+from tests.consumers.audit.small_run import audited, memory_log
 from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import CALLS, KEY, rated_attempt, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation, folded
 from tests.streams.credit.test_feedback_window import Run, second_request
-from tests.streams.make import RUN_HASH, TOPICS, Streams, config
+from tests.streams.make import TOPICS, Streams, config
 from tracegrad.compose.run.report import report_lines
-from tracegrad.consumers.audit.account import Report, audit
-from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.consumers.audit.account import Report
+from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport
 from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Stage, Topic
@@ -59,7 +58,7 @@ def test_feedback_that_cannot_count_is_not_missed() -> None:
     streams.feed(*CALLS, said(1.0, "k1"))
     streams.tick(0.0, 100.0)
     assert missing(streams) == [f"feedback on no episode and behind none: reward:feedback:{KEY}:k1"]
-    found = audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, takes_feedback=False)
+    found = audited(streams, takes_feedback=False)
     assert [line for line in found.missing if "reward" in line] == []
 
 
@@ -84,7 +83,7 @@ def test_a_conversation_that_waits_for_feedback_is_open() -> None:
     run.wait(20)
     log = memory_log(run.streams)
     log.groups[TOPICS.group(Stage.CREDIT)][TopicPartition(TOPICS.name(Topic.EPISODES), 0)] = 0
-    found = audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING, trains_captured=True)
+    found = report(log)
     assert (found.episodes.terms, found.missing) == ({"open groups": 1}, [])
     run.wait(80)
     assert report(run.streams).episodes.terms == {"unscored": 1}
@@ -94,9 +93,9 @@ def test_a_conversation_that_waits_for_feedback_is_open() -> None:
     assert (found.episodes.terms, found.missing) == ({"unscored": 2}, [])
 
 
-def report(streams: Streams, *, trains: bool = True) -> Report:
+def report(run: Streams | Log, *, trains: bool = True) -> Report:
     """Of a run that trains on what is captured, or not."""
-    return audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, trains_captured=trains)
+    return audited(run, trains_captured=trains)
 
 
 def two_conversations() -> Streams:
@@ -132,7 +131,7 @@ def test_feedback_is_accounted_for_by_what_became_of_it() -> None:
     log = memory_log(run.streams)
     forged = REWARDS.encode(said(1.0, "forged"))
     MemoryLog.append(log, TOPICS.name(Topic.REWARDS), None, forged, (), 0)
-    found = audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING, trains_captured=True)
+    found = report(log)
     assert (found.feedback.total, found.feedback.terms) == (2, {"joined": 1, "late": 1})
     assert report_lines(found)[3:5] == [
         "feedback  2 = 1 joined + 1 late",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tests.consumers.audit.small_run import memory_log, step
-from tests.consumers.audit.test_audit import audited, filled, run
+from tests.consumers.audit.small_run import audited, memory_log, step
+from tests.consumers.audit.test_audit import filled, run
 from tests.streams.make import TOPICS
 from tests.versions import RUN
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, GroupsGivenBack

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.consumers.audit.small_run import RING, long_run, memory_log, records
-from tests.streams.make import RUN_HASH, TOPICS, Streams
-from tracegrad.consumers.audit.account import Report, audit
+from tests.consumers.audit.small_run import audited, long_run, memory_log, records
+from tests.streams.make import Streams
+from tracegrad.consumers.audit.account import Report
 from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.otlp.read import decode_spans, spans_of
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
@@ -50,16 +50,15 @@ def run(weights: Path) -> Streams:
     return long_run(weights)
 
 
-def audited(run: Streams, weights: Path, without: Record | None = None) -> Report:
+def audited_files(run: Streams, weights: Path, without: Record | None = None, **settings: Any) -> Report:
     """The audit of the run, its files too."""
     look = partial(verify_version, weight_root=str(weights))
-    log = memory_log(run, without)
-    return audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look, weight_root=str(weights))
+    return audited(memory_log(run, without), **({"look": look, "weight_root": str(weights)} | settings))
 
 
 def test_a_run_with_everything_adds_up(run: Streams, weights: Path) -> None:
     """What was closed by deadline, given up, rolled back and begun anew is accounted for."""
-    report = audited(run, weights)
+    report = audited_files(run, weights)
     assert report.missing == []
     assert {closed.closed_by for closed in run.episodes} == {"complete", "deadline"}
     assert report.episodes.terms == {"in groups": 8, "superseded": 1, "validation": 3}
@@ -74,7 +73,7 @@ def test_a_record_that_is_gone_is_named(run: Streams, weights: Path, topic: Topi
     assert tried
     unnamed = []
     for record in tried:
-        names, missing = names_of(topic, record), audited(run, weights, record).missing
+        names, missing = names_of(topic, record), audited_files(run, weights, record).missing
         if not any(name in line for name in names for line in missing):
             unnamed.append((names, missing))
     assert unnamed == []
@@ -86,7 +85,7 @@ def test_a_file_that_is_gone_is_named(run: Streams, weights: Path) -> None:
     assert len(files) == 5 * (2 + 1)
     for path in files:
         away = path.rename(weights.parent / "away")
-        missing = audited(run, weights).missing
+        missing = audited_files(run, weights).missing
         away.rename(path)
         assert len(missing) == 1 and path.name in missing[0]
 
@@ -96,7 +95,7 @@ def test_a_file_that_was_changed_is_named(run: Streams, weights: Path) -> None:
     path = next(weights.glob("*-v2-*/model.safetensors"))
     before = path.read_text()
     path.write_text(before.upper())
-    (line,) = audited(run, weights).missing
+    (line,) = audited_files(run, weights).missing
     path.write_text(before)
     assert line.startswith("files of version 2 on weights: expected sha256")
 
@@ -104,17 +103,14 @@ def test_a_file_that_was_changed_is_named(run: Streams, weights: Path) -> None:
 def test_a_run_folder_that_was_moved_lacks_no_file(run: Streams, weights: Path, tmp_path: Path) -> None:
     """Its manifests name where the folders were; of a copy without them those are looked at there."""
     moved = weights.rename(tmp_path / "elsewhere")
-    assert audited(run, moved).missing == []
+    assert audited_files(run, moved).missing == []
     next(moved.glob("*-v2-*/model.safetensors")).rename(tmp_path / "away")
-    (line,) = audited(run, moved).missing
+    (line,) = audited_files(run, moved).missing
     (tmp_path / "away").rename(next(moved.glob("*-v2-*")) / "model.safetensors")
     moved.rename(weights)
     assert "version 2" in line and str(moved) in line
     (tmp_path / "bare").mkdir()
-    look = partial(verify_version, weight_root=str(weights))
-    log = memory_log(run, None)
-    report = audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look, weight_root=str(tmp_path / "bare"))
-    assert report.missing == []
+    assert audited_files(run, weights, weight_root=str(tmp_path / "bare")).missing == []
 
 
 @pytest.mark.parametrize(
@@ -130,10 +126,7 @@ def test_folders_that_were_retired_are_not_missed(
 ) -> None:
     """Also when fewer were kept than now; but not one between those that are there, nor version 0, nor the best, 2."""
     away = [path.rename(weights.parent / path.name) for number in gone for path in weights.glob(f"*-v{number}-*")]
-    look = partial(verify_version, weight_root=str(weights))
-    missing = audit(
-        memory_log(run), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look, num_kept=num_kept
-    ).missing
+    missing = audited_files(run, weights, weight_root="", num_kept=num_kept).missing
     for path in away:
         path.rename(weights / path.name)
     assert [line.split(" on weights")[0] for line in missing] == [f"files of version {number}" for number in named]

@@ -5,23 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import KEY, RING, memory_log, small_run
+from tests.consumers.audit.small_run import KEY, audited, memory_log, small_run
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, call, rollout
 from tracegrad.consumers.audit import evidence
-from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.mac import KeyRing
-from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.topics import Topic
 
 RUN, OTHER = RunHash(RUN_HASH), RunHash("0" * 8)
-
-
-def audited(log: Log, ring: KeyRing = RING) -> Report:
-    """The audit of the test's run."""
-    return audit(log, TOPICS, RUN, "policy", ring=ring)
 
 
 def test_unverified_records_beyond_a_bound_are_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
