@@ -60,6 +60,7 @@ def test_feedback_that_cannot_count_is_not_missed() -> None:
     assert missing(streams) == [f"feedback on no episode and behind none: reward:feedback:{KEY}:k1"]
     found = audited(streams, takes_feedback=False)
     assert [line for line in found.missing if "reward" in line] == []
+    assert found.feedback.terms == {"ignored": 1}
 
 
 def test_one_person_s_feedback_on_two_conversations_is_two_pieces() -> None:
