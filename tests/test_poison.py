@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests import poison
 from tests.consumers.engine.bench import WEIGHTS_TOPIC, Bench
@@ -68,23 +69,10 @@ LAST_EPOCH = 999_999_999
 def of_run(topic: Topic, run: str = GOLDEN_RUN, *, good: bool = False) -> list[Record]:
     """The topic's mutants, or its good records, as records of this run: those of others are not looked at closely."""
     name = TOPICS.name(topic)
-    if good:
-        records = [
-            Record(topic=name, partition=0, offset=offset, key=b"policy", value=value)
-            for offset, value in enumerate(GOOD[topic])
-        ]
-    else:
-        records = list(mutants(topic, name))
+    good_ones = [Record(topic=name, partition=0, offset=at, key=b"policy", value=v) for at, v in enumerate(GOOD[topic])]
     return [
-        Record(
-            topic=record.topic,
-            partition=0,
-            offset=record.offset,
-            key=record.key,
-            value=record.value and record.value.replace(GOLDEN_RUN.encode(), run.encode()),
-            headers=record.headers,
-        )
-        for record in records
+        replace(one, partition=0, value=one.value and one.value.replace(GOLDEN_RUN.encode(), run.encode()))
+        for one in (good_ones if good else mutants(topic, name))
     ]
 
 

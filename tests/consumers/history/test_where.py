@@ -8,55 +8,31 @@ import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
+from tests.streams.credit.test_credit import member
+from tests.streams.credit.test_segments import call as of_tokens
 from tests.streams.make import TOPICS
+from tests.versions import sampled_by
 from tracegrad.consumers.episode_facts import BEFORE, FIELDS, SETTLED, EpisodeFacts, read_facts
 from tracegrad.consumers.history.selection import fits, fitting, terms_of
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.made_of import MadeOf, made_of_header
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
 from tracegrad.schemas.records.episodes import EPISODES, Episode, EpisodeCall
-from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
-from tracegrad.schemas.records.versions import VersionSpan
+from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.topics import Topic
 
 
-def call(agent: str | None, version: int, turn: int = 0) -> EpisodeCall:
+def call(agent: str, version: int, turn: int = 0) -> EpisodeCall:
     """Of three tokens."""
-    return EpisodeCall(
-        call_id=f"{agent}-{turn}",
-        turn=turn,
-        agent=agent,
-        joined_by="response_id",
-        policy="policy",
-        parent_call_id=None,
-        shared_tokens=0,
-        suffix_ids=b"",
-        sampled_ids=bytes(12),
-        logprobs=bytes(12),
-        versions=(VersionSpan(start=0, version=version, epoch=0, run=RunHash("7c1f3e9a")),),
-        temperature=1.0,
-        finish_reason="stop",
-        content=None,
-        splice=SpliceOutcome(kind="first"),
-    )
+    made: EpisodeCall = of_tokens(f"{agent}-{turn}", [], [0, 0, 0])
+    return msgspec.structs.replace(made, agent=agent, turn=turn, versions=(sampled_by(version),))
 
 
-EPISODE = Episode(
+EPISODE = msgspec.structs.replace(
+    member(0, calls=(call("planner", 4), call("coder", 5), call("planner", 6, turn=1)), task_id="task 7"),
     episode_id="e1",
-    rollout_id="r1",
-    attempt_id="a1",
     group=GroupRef(id="g1", size=2, member=0, index=0),
-    task_id="task 7",
-    policy="policy",
-    purpose=Purpose.TRAIN,
-    state=RolloutState.SUCCEEDED,
-    is_final=True,
-    closed_by="complete",
     services=("shop", "cart"),
-    calls=(call("planner", 4), call("coder", 5), call("planner", 6, turn=1)),
-    reward=1.0,
     num_tools=3,
     num_tools_succeeded=2,
     duration_s=8.0,

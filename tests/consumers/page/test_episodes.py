@@ -54,6 +54,12 @@ def episodes(board: Board) -> list[dict[str, object]]:
         return list(find(connection, Question(order_by="at")))
 
 
+@pytest.fixture
+def trained(episodes: list[dict[str, object]]) -> dict[str, object]:
+    """One that a step trained on."""
+    return next(facts for facts in episodes if facts["step"] is not None)
+
+
 def hrefs(html: str) -> Iterator[str]:
     """Links, without what HTML escapes."""
     for found in re.finditer(r'href="(/[^"]*)"', html):
@@ -80,10 +86,9 @@ def test_every_episode_of_a_run_is_shown(board: Board, episodes: list[dict[str, 
 
 
 def test_an_episode_tells_what_was_read_written_and_why_it_is_worth_that(
-    board: Board, episodes: list[dict[str, object]]
+    board: Board, trained: dict[str, object]
 ) -> None:
     """The tokens' own text, special ones too; how the call joined its span; the parts of its return."""
-    trained = next(facts for facts in episodes if facts["step"] is not None)
     html = draw(board, f"/episode/{trained['episode']}?color=logprob")
     _, text = elements_of(html)
     assert "w1 w2 " in text and "w3 w4 " in text
@@ -93,14 +98,12 @@ def test_an_episode_tells_what_was_read_written_and_why_it_is_worth_that(
     assert "advantage" not in re.sub(r"tokens by .*", "", text), "no record tells one"
 
 
-def test_spans_are_those_that_the_episode_was_made_of(board: Board, episodes: list[dict[str, object]]) -> None:
+def test_spans_are_those_that_the_episode_was_made_of(board: Board, trained: dict[str, object]) -> None:
     """And no span of another one, though they lie on the same partition."""
-    trained = next(facts for facts in episodes if facts["step"] is not None)
     html = draw(board, f"/episode/{trained['episode']}")
     assert html.count("<li class=") == trained["spans"] == 2
     assert "calculator" in html
-    assert board.log is not None
-    assert read_spans(board.log, TOPICS, None) == []
+    assert read_spans(board.needed_log(), TOPICS, None) == []
 
 
 def test_a_beginning_of_an_id_is_enough_and_a_wrong_one_says_so(
@@ -115,31 +118,26 @@ def test_a_beginning_of_an_id_is_enough_and_a_wrong_one_says_so(
         assert told.value.status == 404
 
 
-def test_a_group_goes_from_best_to_worst_with_the_rule_that_paid(
-    board: Board, episodes: list[dict[str, object]]
-) -> None:
+def test_a_group_goes_from_best_to_worst_with_the_rule_that_paid(board: Board, trained: dict[str, object]) -> None:
     """Returns are those of the group's record; what the trainer made of them no record tells."""
-    group = str(next(facts["group"] for facts in episodes if facts["step"] is not None))
+    group = str(trained["group"])
     with board.index() as connection:
         facts = facts_of_group(connection, group)
-        assert board.log is not None
-        trained = read_trained(board.log, TOPICS, connection, group)
-    assert trained is not None
-    assert len(trained.calls) == sum(one["calls"] for one in facts if one["final"])
+        credit = read_trained(board.needed_log(), TOPICS, connection, group)
+    assert credit is not None
+    assert len(credit.calls) == sum(one["calls"] for one in facts if one["final"])
     html = draw(board, f"/group/{group}")
     shown = [float(value) for value in re.findall(r'class="reward[^"]*">([-0-9.]+)<', html)]
     assert shown == sorted(shown, reverse=True) and html.count('class="reward') == len(facts)
     assert "No record tells the advantages" in html
 
 
-def test_an_episode_names_the_rules_that_paid_it(board: Board, episodes: list[dict[str, object]]) -> None:
+def test_an_episode_names_the_rules_that_paid_it(board: Board, trained: dict[str, object]) -> None:
     """With what each paid, before one opens a call."""
-    facts = next(facts for facts in episodes if facts["step"] is not None)
-    assert board.log is not None
-    small = read_episodes(board.log, TOPICS, [facts])[str(facts["episode"])].episode
+    small = read_episodes(board.needed_log(), TOPICS, [trained])[str(trained["episode"])].episode
     call = msgspec.structs.replace(small.calls[0], rewards=(AppliedReward(rule="air:tool_success", value=0.5),))
     paid = msgspec.structs.replace(small, calls=(call, call))
-    html = drawn(view_of(facts, paid, None, [], Lineage(asked="x", kind=Kind.EPISODE), {}))
+    html = drawn(view_of(trained, paid, None, [], Lineage(asked="x", kind=Kind.EPISODE), {}))
     assert "<code>air:tool_success</code> 1 in 2 calls" in html.split("by rules</dt>")[1]
 
 
@@ -206,11 +204,9 @@ def test_a_run_without_a_tokenizer_shows_what_records_tell(
     assert "ok" in text and "w1" not in text
 
 
-def test_a_large_episode_opens_and_says_what_it_leaves_out(board: Board, episodes: list[dict[str, object]]) -> None:
+def test_a_large_episode_opens_and_says_what_it_leaves_out(board: Board, trained: dict[str, object]) -> None:
     """Of 300 calls with 3,000 tokens each a page of less than 2 MB; all of them where that is asked for."""
-    facts = next(facts for facts in episodes if facts["step"] is not None)
-    assert board.log is not None
-    small = read_episodes(board.log, TOPICS, [facts])[str(facts["episode"])].episode
+    small = read_episodes(board.needed_log(), TOPICS, [trained])[str(trained["episode"])].episode
     long_call = msgspec.structs.replace(
         small.calls[0],
         sampled_ids=ids_to_bytes([7] * 3_000),
@@ -223,7 +219,7 @@ def test_a_large_episode_opens_and_says_what_it_leaves_out(board: Board, episode
     whole = call_transcripts(large, words, is_whole=True)
     assert len(whole) == 300 and len(whole[0].tokens) == 3_000 and whole[0].num_cut == 0
     lineage = Lineage(asked="x", kind=Kind.EPISODE)
-    html = drawn(view_of(facts, large, None, [], lineage, {}, pieces=words))
+    html = drawn(view_of(trained, large, None, [], lineage, {}, pieces=words))
     assert len(html) < 2_000_000 and "calls more" in html
 
 
@@ -234,8 +230,7 @@ def test_advantages_are_those_of_the_step_that_stands(tmp_path: Path, tmp_path_f
     with board.index() as connection:
         facts = next(facts for facts in find(connection, Question(order_by="at")) if facts["step"] is not None)
         (epoch,) = connection.execute("SELECT epoch FROM steps WHERE stands AND step = ?", (facts["step"],)).fetchone()
-        assert board.log is not None
-        trained = read_trained(board.log, TOPICS, connection, facts["group"])
+        trained = read_trained(board.needed_log(), TOPICS, connection, facts["group"])
     assert trained is not None
     for of_epoch, value in ((epoch + 50, 9.0), (epoch, 0.75)):
         calls = tuple(

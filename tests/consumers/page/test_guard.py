@@ -15,7 +15,6 @@ from tracegrad.consumers.page.guard import CSP
 from tracegrad.consumers.page.render import STATIC
 
 VIEWED = ("/", "/system", "/data/episodes", "/no-such-view", "/json?of=/", "/static/page.js", "/static/no")
-PATHS = VIEWED
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ async def test_a_url_never_leads_elsewhere(board: Board) -> None:
         assert answer.headers["location"] == "/evil.example/x"
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", VIEWED)
 @pytest.mark.parametrize(
     "shown", ["", "token=", "token=wrong", f"token={TOKEN[:-1]}", f"token={TOKEN}x", "token=%C3%A9"]
 )

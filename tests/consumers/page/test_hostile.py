@@ -12,11 +12,12 @@ import pytest
 
 from tests.consumers.page.boards import RUN, TOPICS, browser, fold_topics, new_board, step
 from tests.memory_log import MemoryLog
+from tests.versions import manifest
 from tracegrad.schemas.log.protocol import Headers
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessState, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, WeightAck
 from tracegrad.schemas.topics import REGISTRY, Topic
 
 TEXTS = (
@@ -81,18 +82,7 @@ def write(log: MemoryLog, text: str) -> None:
     ):
         put(Topic.PROCESS_STATUS, PROCESS_STATUS.encode(status))
     claim = EpochClaim(policy="policy", run=RUN, epoch=1, trainer_id=text)
-    version = VersionManifest(
-        run=RUN,
-        version=1,
-        epoch=1,
-        policy="policy",
-        base_version=0,
-        kind=text,
-        uri=text,
-        files=(),
-        step=1,
-        next_offset=0,
-    )
+    version = manifest(1, run=RUN, kind=text, uri=text)
     for weight in (claim, version):
         put(Topic.WEIGHTS, WEIGHTS.encode(weight))
     ack = WeightAck(run=RUN, version=1, epoch=1, engine_id=text, policy="policy", load_s=0.1)

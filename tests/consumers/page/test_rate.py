@@ -67,13 +67,19 @@ def captured(tmp_path: Path) -> Board:
     return board_over(memory_log(rated_run()), tmp_path)
 
 
+@pytest.fixture
+def gateway(captured: Board) -> Gateway:
+    """Of that run, which goes on."""
+    made = Gateway()
+    live(captured, made)
+    return made
+
+
 @pytest.mark.parametrize("what", ["answer", "conversation"])
-def test_a_score_is_a_piece_of_feedback_on_what_was_chosen(captured: Board, what: str) -> None:
+def test_a_score_is_a_piece_of_feedback_on_what_was_chosen(captured: Board, what: str, gateway: Gateway) -> None:
     """On the last answer by its id, on the conversation by its key."""
-    gateway = Gateway()
-    board = live(captured, gateway)
-    episode, _ = episode_of(board)
-    assert rate(board, episode.episode_id, {**FIELDS, "what": what}) == KEY
+    episode, _ = episode_of(captured)
+    assert rate(captured, episode.episode_id, {**FIELDS, "what": what}) == KEY
     field, id_ = ("response_id", episode.calls[-1].call_id) if what == "answer" else ("trace_id", episode.conversation)
     assert gateway.taken == [({field: id_}, "thumb", 1.0, "good", KEY)]
 
@@ -83,10 +89,11 @@ def test_a_score_is_a_piece_of_feedback_on_what_was_chosen(captured: Board, what
     [{"what": "x"}, {"name": "x"}, {"value": "2"}, {"value": "nan"}, {"value": ""}, {"value": "1e999"}, {"key": "k"}],
     ids=str,
 )
-def test_a_form_that_is_wrong_is_refused_with_what_is(captured: Board, changed: dict[str, str]) -> None:
+def test_a_form_that_is_wrong_is_refused_with_what_is(
+    captured: Board, changed: dict[str, str], gateway: Gateway
+) -> None:
     """Nothing is sent."""
-    gateway = Gateway()
-    episode, _ = episode_of(live(captured, gateway))
+    episode, _ = episode_of(captured)
     with pytest.raises(RequestError, match="expected"):
         rate(captured, episode.episode_id, {**FIELDS, **changed})
     with pytest.raises(RequestError, match="expected"):
@@ -94,10 +101,10 @@ def test_a_form_that_is_wrong_is_refused_with_what_is(captured: Board, changed: 
     assert gateway.taken == []
 
 
-def test_the_form_says_until_when_a_score_counts(captured: Board) -> None:
+def test_the_form_says_until_when_a_score_counts(captured: Board, gateway: Gateway) -> None:
     """By the episode's close; in a run that trains on none it never does."""
-    board, gateway = captured, Gateway()
-    episode, closed_ms = episode_of(live(board, gateway))
+    board = captured
+    episode, closed_ms = episode_of(board)
     early, late = (form_of(board, episode, closed_ms, now_ms=closed_ms + wait) for wait in (10_000, 61_000))
     assert early.can_count and "50 s from now" in early.words
     assert not late.can_count and late.words.startswith("Too late") and "counts nowhere" in late.words
@@ -130,10 +137,9 @@ def piece(episode: Episode, what: str = "answer", **fields: Any) -> dict[str, An
 
 
 @pytest.mark.parametrize("state", ["accepted", "waiting", "joined", "late", "refused", "not_counted", "new"])
-def test_what_became_of_a_score_is_told(captured: Board, state: str) -> None:
+def test_what_became_of_a_score_is_told(captured: Board, state: str, gateway: Gateway) -> None:
     """In words, with the time until which more may be said; and the form then changes that score."""
-    gateway = Gateway()
-    episode, _ = episode_of(live(captured, gateway))
+    episode, _ = episode_of(captured)
     gateway.pieces = [piece(episode, state=state, open_until_ms=1_000, reason="<b>full</b>")]
     html = draw(captured, f"/episode/{episode.episode_id}?rated={KEY}")
     _, text = elements_of(html)
@@ -142,10 +148,9 @@ def test_what_became_of_a_score_is_told(captured: Board, state: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["answer", "conversation"])
-def test_a_score_is_changed_where_it_was_given(captured: Board, what: str) -> None:
+def test_a_score_is_changed_where_it_was_given(captured: Board, what: str, gateway: Gateway) -> None:
     """A piece of feedback is a key and what it is about: of something else the form would add a second one."""
-    gateway = Gateway()
-    episode, closed_ms = episode_of(live(captured, gateway))
+    episode, closed_ms = episode_of(captured)
     gateway.pieces = [piece(episode, what, name="use")]
     form = form_of(captured, episode, closed_ms, KEY)
     assert (form.key, list(form.what), form.name) == (KEY, [what], "use")
@@ -154,10 +159,9 @@ def test_a_score_is_changed_where_it_was_given(captured: Board, what: str) -> No
     assert f'<option value="{"answer" if what == "conversation" else "conversation"}">' not in html
 
 
-def test_a_key_without_a_score_of_the_episode_is_said_to_be_none(captured: Board) -> None:
+def test_a_key_without_a_score_of_the_episode_is_said_to_be_none(captured: Board, gateway: Gateway) -> None:
     """Whether nothing was given by it, or something elsewhere; the form gives a new one."""
-    gateway = Gateway()
-    episode, closed_ms = episode_of(live(captured, gateway))
+    episode, closed_ms = episode_of(captured)
     link = f"/episode/{episode.episode_id}?rated={KEY}"
     for gateway.pieces in ([], [piece(episode, target="call", conversation="another")]):
         form = form_of(captured, episode, closed_ms, KEY)
@@ -166,19 +170,17 @@ def test_a_key_without_a_score_of_the_episode_is_said_to_be_none(captured: Board
         assert "taken" not in text and "Give it" in text and "Look again" not in text
 
 
-def test_what_the_gateway_does_not_tell_yet_is_not_changed(captured: Board) -> None:
+def test_what_the_gateway_does_not_tell_yet_is_not_changed(captured: Board, gateway: Gateway) -> None:
     """What it is about is not known then; to look again is offered."""
-    gateway = Gateway()
-    episode, _ = episode_of(live(captured, gateway))
+    episode, _ = episode_of(captured)
     gateway.untold = UnavailableError("away")
     html = draw(captured, f"/episode/{episode.episode_id}?rated={KEY}")
     assert "is not known yet: away" in html and f"?rated={KEY}" in html and "<form" not in html
 
 
-async def test_the_form_is_answered_with_the_episode(captured: Board) -> None:
+async def test_the_form_is_answered_with_the_episode(captured: Board, gateway: Gateway) -> None:
     """By a redirect, so that to look again sends nothing again."""
-    gateway = Gateway()
-    episode, _ = episode_of(live(captured, gateway))
+    episode, _ = episode_of(captured)
     async with browser(captured) as client:
         answer = await client.post(f"/rate/{episode.episode_id}", data=FIELDS, headers=OWN)
         assert answer.status_code == 303
@@ -204,10 +206,9 @@ async def test_the_form_is_answered_with_the_episode(captured: Board) -> None:
     ],
     ids=str,
 )
-async def test_another_site_gives_no_score(captured: Board, headers: dict[str, str]) -> None:
+async def test_another_site_gives_no_score(captured: Board, headers: dict[str, str], gateway: Gateway) -> None:
     """Whatever cookie it has; one that names no Origin is taken for another."""
-    gateway = Gateway()
-    episode, _ = episode_of(live(captured, gateway))
+    episode, _ = episode_of(captured)
     async with browser(captured) as client:
         assert (await client.post(f"/rate/{episode.episode_id}", data=FIELDS, headers=headers)).status_code == 403
     async with browser(captured, is_let_in=False) as client:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,6 +15,7 @@ from tests.consumers.index.indexing import damage
 from tests.consumers.page.boards import new_board
 from tests.consumers.page.looking import board_over, draw, elements_of
 from tests.memory_log import MemoryLog
+from tests.serving import until
 from tests.streams.make import TOPICS
 from tracegrad.consumers.page.board import Board
 from tracegrad.consumers.page.board_reader import BoardReader, read_said
@@ -52,14 +51,6 @@ def test_the_first_search_has_the_words_read_and_says_so(board: Board) -> None:
     assert num_groups(html) > 2 and "read for the first search" not in html
 
 
-def eventually(claim: Callable[[], bool]) -> None:
-    """Waits, bounded."""
-    until = time.monotonic() + 10
-    while not claim():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def test_a_run_without_an_episode_is_read_to_its_end(tmp_path: Path) -> None:
     """Of nothing; the page asks no more."""
     board = new_board(tmp_path, MemoryLog())
@@ -89,10 +80,10 @@ def test_a_thread_outlives_a_damaged_file(board: Board, which: str) -> None:
     wanted.set()
     reading.start()
     try:
-        eventually(lambda: f"{path.name} was damaged" in board.trouble)
-        eventually(lambda: not path.exists() and not wanted.is_set())
+        until(lambda: f"{path.name} was damaged" in board.trouble)
+        until(lambda: not path.exists() and not wanted.is_set())
         wanted.set()
-        eventually(lambda: path.exists() and not wanted.is_set())
+        until(lambda: path.exists() and not wanted.is_set())
     finally:
         reading.close()
     read_all(board)
@@ -110,10 +101,10 @@ def test_a_thread_outlives_what_sqlite_refuses(board: Board, monkeypatch: pytest
     board.said_wanted.set()
     reading.start()
     try:
-        eventually(lambda: "disk is full" in board.trouble)
+        until(lambda: "disk is full" in board.trouble)
         monkeypatch.undo()
         board.said_wanted.set()
-        eventually(lambda: num_groups(draw(board, "/groups?q=w5")) > 2)
+        until(lambda: num_groups(draw(board, "/groups?q=w5")) > 2)
     finally:
         reading.close()
 

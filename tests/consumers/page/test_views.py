@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from tests.consumers.page.boards import PORT, RUN, TOPICS, browser, fold_topics, new_board, step
 from tests.consumers.page.looking import draw
 from tests.memory_log import MemoryLog
+from tests.serving import until
 from tracegrad.consumers.index.build import IndexProgress
 from tracegrad.consumers.page import data
 from tracegrad.consumers.page.board import Board, TopicCount, ViewQuery
@@ -249,14 +249,6 @@ def test_a_broker_that_is_closed_in_the_midst_of_a_measure_ends_no_thread(tmp_pa
         BoardReader(closing, threading.Event(), starts={}).settle(1.0)
 
 
-def eventually(claim: Callable[[], bool]) -> None:
-    """Waits, bounded."""
-    until = time.monotonic() + 10
-    while not claim():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_the_threads_keep_the_board_up_to_date(board: Board, memory_log: MemoryLog) -> None:
     """Folded at once; measured while somebody looks; of the newest alone where that is enough."""
     for number in range(1, 4):
@@ -268,16 +260,16 @@ def test_the_threads_keep_the_board_up_to_date(board: Board, memory_log: MemoryL
     reading = BoardReader(board, threading.Event(), starts={TopicPartition(TOPICS.name(Topic.LLM_CALLS), 0): 0})
     reading.start()
     try:
-        eventually(lambda: board.is_read)
+        until(lambda: board.is_read)
         assert [one.step for one in board.state.steps] == [1, 2, 3]
         assert board.dead_letters.total() == last
         assert board.counts == {}
         board.note_look()
-        eventually(lambda: bool(board.counts))
+        until(lambda: bool(board.counts))
         assert board.counts[Topic.TRAINING_STEPS].num == 3
         assert set(board.counts[Topic.LLM_CALLS].lag) == {Stage.NORMALIZE}
         put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(4)))
-        eventually(lambda: len(board.state.steps) == 4)
+        until(lambda: len(board.state.steps) == 4)
     finally:
         reading.close()
 
@@ -288,15 +280,15 @@ def test_the_index_is_filled_when_a_view_asks_for_it(board: Board, memory_log: M
     reading = BoardReader(board, threading.Event(), starts={})
     reading.start()
     try:
-        eventually(lambda: board.is_read)
+        until(lambda: board.is_read)
         assert not board.index_path.exists()
 
         def num_steps() -> int:
             with board.index() as index:
                 return int(index.execute("SELECT COUNT(*) FROM steps").fetchone()[0])
 
-        eventually(lambda: num_steps() == 1)
+        until(lambda: num_steps() == 1)
         put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(2)))
-        eventually(lambda: num_steps() == 2)
+        until(lambda: num_steps() == 2)
     finally:
         reading.close()

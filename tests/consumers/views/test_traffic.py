@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import pytest
@@ -11,6 +10,7 @@ from msgspec.structs import replace
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state, read, tell
 from tests.memory_log import MemoryLog
+from tests.serving import until
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation, folded
 from tests.streams.make import TOPICS, Streams
@@ -103,9 +103,7 @@ def test_a_run_that_goes_on_knows_which_step_is_next_and_what_waits_for_it() -> 
     told: list[Event] = []
     watcher = Watcher(log, TOPICS, new_state(), lines, told.append, begin="end")
     watcher.start()
-    until = time.monotonic() + 30
-    while not any(event.kind == "now" for event in told) and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: any(event.kind == "now" for event in told), 30)
     watcher.close()
     assert [event.text for event in told if event.kind == "step"] == ["step 2"]
     (waits,) = {event.text for event in told if event.kind == "now"}
