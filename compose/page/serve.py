@@ -44,7 +44,6 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         steps=settings.trainer.steps,
         groups_per_step=settings.trainer.groups_per_step,
         concurrency=settings.agent.concurrency if settings.agent else None,
-        created_at=wiring.record.created_at,
         replays=replayed.source if replayed is not None else None,
     )
     ring = wiring.ring

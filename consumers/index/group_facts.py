@@ -35,7 +35,6 @@ class GroupFacts(NamedTuple):
     """By rules, mean of an episode."""
     tools: int
     tools_failed: int
-    tokens: int
     first_version: int | None
     version: int | None
     step: int | None
@@ -51,7 +50,7 @@ _OF_GROUP = """
 SELECT COUNT(*) - SUM(NOT final) AS num, SUM(NOT final) AS num_superseded,
     MAX(CASE WHEN final THEN reward END) AS best, AVG(CASE WHEN final THEN reward END) AS mean,
     MIN(CASE WHEN final THEN reward END) AS least, COALESCE(AVG(CASE WHEN final THEN paid END), 0.0) AS paid,
-    SUM(tools) AS tools, SUM(tools_failed) AS tools_failed, SUM(tokens) AS tokens, MIN(first_version) AS first_version,
+    SUM(tools) AS tools, SUM(tools_failed) AS tools_failed, MIN(first_version) AS first_version,
     MAX(version) AS version, MAX(step) AS step, MAX(captured) AS is_captured, COALESCE(MAX(rated), 0) AS rated
 FROM episodes e WHERE e."group" = ?
 """

@@ -54,7 +54,6 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     groups_per_step: int = 1
     concurrency: int | None = None
     """Agents at once; None: nobody starts any."""
-    created_at: str = ""
     replays: str | None = None
     """The folder of the run whose history it trains on."""
 

@@ -8,7 +8,7 @@ cut unless all is asked for, so that an episode of any size opens. Failure: Requ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.schemas.errors import RequestError
@@ -37,10 +37,8 @@ class EpisodeView(NamedTuple):
     calls: list[CallTranscript]
     num_hidden: int
     bars: list[SpanBar]
-    trained: GroupCredit | None
     lineage: Lineage
     explained: Mapping[str, CallWorth]
-    begin_ms: float
     color: str
     is_whole: bool
     has_advantages: bool
@@ -74,10 +72,8 @@ def view_of(
         calls=calls,
         num_hidden=len(episode.calls) - len(calls),
         bars=bars,
-        trained=trained,
         lineage=lineage,
         explained=explained,
-        begin_ms=min((bar.span.begin_ns for bar in bars), default=0) / 1e6,
         color=color if color in COLORS else "advantage" if has_advantages else "logprob",
         is_whole=is_whole,
         has_advantages=has_advantages,
@@ -87,12 +83,12 @@ def view_of(
 
 
 def _feedback(episode: Episode, rewards: Sequence[Reward]) -> list[tuple[Reward, int]]:
-    numbers = {id_: number for number, call in enumerate(episode.calls, 1) for id_ in (call.call_id, *_asked(call))}
+    numbers = {id_: number for number, call in enumerate(episode.calls, 1) for id_ in _ids_of(call)}
     return [(one, numbers.get(one.target, 0) if one.target is not None else 0) for one in rewards]
 
 
-def _asked(call: EpisodeCall) -> Iterator[str]:
-    return (tool.id for tool in call.tool_calls)
+def _ids_of(call: EpisodeCall) -> tuple[str, ...]:
+    return call.call_id, *(tool.id for tool in call.tool_calls)
 
 
 def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:

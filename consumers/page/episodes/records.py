@@ -48,7 +48,6 @@ class CallCredit(NamedTuple):
 
     return_: float
     peers: str
-    weight: float
     mask: bytes
     """A byte for each of its tokens: 1 where it trains."""
     advantage: float | None = None
@@ -147,7 +146,7 @@ def _calls(rows: Iterable[SegmentRow], advantages: Mapping[str, float]) -> dict[
             known = found.get(turn.call_id)
             if known is None or (any(mask) and not any(known.mask)):
                 advantage = advantages.get(turn.call_id)
-                found[turn.call_id] = CallCredit(turn.return_, turn.peers, turn.weight, mask, advantage)
+                found[turn.call_id] = CallCredit(turn.return_, turn.peers, mask, advantage)
     return found
 
 

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.calls import ToolCall
-from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall, ToolExecution
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
-from tracegrad.schemas.records.versions import VersionSpan
 from tracegrad.schemas.text import decode_json
 
 from .records import CallCredit
@@ -90,13 +89,10 @@ class CallTranscript(NamedTuple):
     tools: tuple[ToolUse, ...]
     tokens: tuple[Token, ...]
     """Empty where no tokenizer is at hand."""
-    num_tokens: int
-    versions: tuple[VersionSpan, ...]
     took_s: float | None
     trained: CallCredit | None
     shade: int
     """The advantage in comparison with the greatest of those shown with it: -4 to 4."""
-    earned: tuple[AppliedReward, ...]
 
 
 def call_transcripts(
@@ -148,12 +144,9 @@ def _call_transcript(
         num_cut=num_cut,
         tools=tuple(_tools(call, is_whole)),
         tokens=_tokens(call, pieces, trained, most_tokens) if pieces is not None else (),
-        num_tokens=call.num_sampled,
-        versions=call.versions,
         took_s=took / 1e9 if took > 0 and call.started_at_ns else None,
         trained=trained,
         shade=round(4 * advantage / most) if advantage is not None and most > 0 else 0,
-        earned=call.rewards,
     )
 
 

@@ -215,7 +215,7 @@ def test_a_large_episode_opens_and_says_what_it_leaves_out(board: Board, trained
     )
     large = msgspec.structs.replace(small, calls=(long_call,) * 300)
     shown = call_transcripts(large, words)
-    assert len(shown) < 300 and all(len(one.tokens) < one.num_tokens == 3_000 for one in shown)
+    assert len(shown) < 300 and all(len(one.tokens) < one.call.num_sampled == 3_000 for one in shown)
     whole = call_transcripts(large, words, is_whole=True)
     assert len(whole) == 300 and len(whole[0].tokens) == 3_000 and whole[0].num_cut == 0
     lineage = Lineage(asked="x", kind=Kind.EPISODE)
