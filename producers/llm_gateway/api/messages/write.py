@@ -6,6 +6,7 @@ nothing has none, for Anthropic's clients refuse empty texts. Arguments keep the
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,6 +20,8 @@ from ..chat_request import ChatRequest
 from ..events import TOO_LONG, Api, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
 from .read import UNPARSED, read, read_to_count
 
+_Step = dict[str, Any]
+"""An event of the stream."""
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -50,29 +53,33 @@ class _MessageWriter:
         """See Writer."""
         body: dict[str, Any] = {}
         blocks: list[dict[str, Any]] = []
-        for event in events:
-            match event:
-                case Started():
-                    body = self._head(event)
-                    body["content"] = blocks
-                case Reasoning(text) if text:
-                    _joined(blocks, "thinking", "thinking", signature=self._signature)["thinking"] += text
-                case Text(text) if text:
-                    _joined(blocks, "text", "text")["text"] += text
-                case ToolCalled(call):
-                    self._has_called = True
-                    blocks.append(_tool_use(call, msgspec.Raw(_input(call))))
-                case Finished():
-                    body |= self._ending(event)
-                    body["usage"] = _usage(event)
+        for step in itertools.chain.from_iterable(map(self._steps, events)):
+            match step:
+                case {"message": message}:
+                    body = message | {"content": blocks}
+                case {"content_block": block}:
+                    blocks.append(block)
+                case {"delta": {"partial_json": text}}:
+                    blocks[-1]["input"] = msgspec.Raw(text.encode())
+                case {"delta": {"type": kind}}:
+                    field = kind.removesuffix("_delta")
+                    blocks[-1][field] += step["delta"][field]
+                case {"delta": ending, "usage": usage}:
+                    body |= ending | {"usage": usage}
         return msgspec.json.encode(body)
 
     def chunks(self, event: Event) -> Iterator[bytes]:
         """See Writer."""
+        if isinstance(event, Failed):
+            yield b"event: error\ndata: " + _write_error(event.problem) + b"\n\n"
+        for step in self._steps(event):
+            yield b"event: %s\ndata: %s\n\n" % (step["type"].encode(), msgspec.json.encode(step))
+
+    def _steps(self, event: Event) -> Iterator[_Step]:
         match event:
             case Started():
-                yield _event("message_start", message=self._head(event))
-                yield _event("ping")
+                yield {"type": "message_start", "message": self._head(event)}
+                yield {"type": "ping"}
             case Reasoning(text) if text:
                 yield from self._into("thinking", thinking="", signature="")
                 yield self._delta("thinking_delta", thinking=text)
@@ -82,34 +89,33 @@ class _MessageWriter:
             case ToolCalled(call):
                 self._has_called = True
                 yield from self._close()
-                yield self._start(_tool_use(call, {}))
+                yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
                 yield self._delta("input_json_delta", partial_json=_input(call).decode())
             case Finished():
                 yield from self._close()
-                yield _event("message_delta", delta=self._ending(event), usage=_usage(event))
-                yield _event("message_stop")
-            case Failed(problem):
-                yield b"event: error\ndata: " + _write_error(problem) + b"\n\n"
+                usage = {"input_tokens": event.prompt_tokens, "output_tokens": event.sampled_tokens}
+                yield {"type": "message_delta", "delta": self._ending(event), "usage": usage}
+                yield {"type": "message_stop"}
 
-    def _into(self, kind: str, **empty: str) -> Iterator[bytes]:
+    def _into(self, kind: str, **empty: str) -> Iterator[_Step]:
         """Opens a block of a kind, unless it is open."""
         if self._open != kind:
             yield from self._close()
             yield self._start({"type": kind, **empty})
 
-    def _start(self, block: dict[str, Any]) -> bytes:
+    def _start(self, block: dict[str, Any]) -> _Step:
         self._index, self._open = self._index + 1, block["type"]
-        return _event("content_block_start", index=self._index, content_block=block)
+        return {"type": "content_block_start", "index": self._index, "content_block": block}
 
-    def _close(self) -> Iterator[bytes]:
+    def _close(self) -> Iterator[_Step]:
         if self._open == "thinking":
             yield self._delta("signature_delta", signature=self._signature)
         if self._open is not None:
-            yield _event("content_block_stop", index=self._index)
+            yield {"type": "content_block_stop", "index": self._index}
         self._open = None
 
-    def _delta(self, kind: str, **fields: str) -> bytes:
-        return _event("content_block_delta", index=self._index, delta={"type": kind, **fields})
+    def _delta(self, kind: str, **fields: str) -> _Step:
+        return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, **fields}}
 
     def _head(self, started: Started) -> dict[str, Any]:
         # Nothing checks it, but clients drop thoughts that bear none.
@@ -136,17 +142,6 @@ class _MessageWriter:
         return {"stop_reason": reason, "stop_sequence": stop}
 
 
-def _joined(blocks: list[dict[str, Any]], kind: str, field: str, **fields: str) -> dict[str, Any]:
-    """The last block, if it is of the kind, or a new one."""
-    if not blocks or blocks[-1]["type"] != kind:
-        blocks.append({"type": kind, field: "", **fields})
-    return blocks[-1]
-
-
-def _tool_use(call: ToolCall, arguments: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-
-
 def _input(call: ToolCall) -> bytes:
     """The arguments, JSON of an object: as they were sampled, or as `read` knows them again."""
     try:
@@ -155,14 +150,6 @@ def _input(call: ToolCall) -> bytes:
     except (ValueError, RecursionError):
         pass
     return msgspec.json.encode({UNPARSED: call.arguments})
-
-
-def _usage(finished: Finished) -> dict[str, int]:
-    return {"input_tokens": finished.prompt_tokens, "output_tokens": finished.sampled_tokens}
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
 
 
 def _write_error(problem: Problem) -> bytes:
