@@ -14,15 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine
-from tests.memory_log import MemoryLog
-from tests.producers.keys import KEY, RUN_HASH, TOPICS, by_host
+from tests.producers.keys import by_host
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, rig
 from tests.producers.otlp_gateway.bodies import TRACE, request_of
+from tests.producers.otlp_gateway.over_http import PROTOBUF, Gateway
 from tests.serving import serve
 from tests.versions import label
-from tracegrad.producers.otlp_gateway.app import OtlpGateway
-from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
-from tracegrad.schemas.metrics import Metrics
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -58,15 +55,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 @contextlib.asynccontextmanager
 async def otlp(**settings: Any) -> AsyncIterator[Target]:
     """The OTLP gateway on the in-memory log."""
-    log, body = MemoryLog(), request_of([(TRACE, 1)]).SerializeToString()
-    log.create_topics(TOPICS, policies=["policy"])
-    handles = OtlpHandles(port=0, run_hash=RUN_HASH, key=KEY, ack_timeout_s=8.0)
-    gateway = OtlpGateway(OtlpConfig(**settings), handles, topics=TOPICS, writer=log.writer(), metrics=Metrics())
-    async with serve(gateway.app) as url, _client() as http:
+    body = request_of([(TRACE, 1)]).SerializeToString()
+    async with serve(Gateway(**settings).app) as url, _client() as http:
 
         async def send() -> int:
-            headers = {"content-type": "application/x-protobuf"}
-            async with http.post(url + "/v1/traces", data=body, headers=headers) as response:
+            async with http.post(url + "/v1/traces", data=body, headers=PROTOBUF) as response:
                 return response.status
 
         yield Target(url=url, path="/v1/traces", send=send, http=http)

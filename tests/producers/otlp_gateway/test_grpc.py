@@ -27,8 +27,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from tests.memory_log import MemoryLog
 from tests.producers.keys import KEY, TOPICS, by_host
 from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, span_ids
+from tests.producers.otlp_gateway.over_http import Gateway
 from tests.serving import serve
-from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.grpc_door import GrpcDoor
 from tracegrad.producers.otlp_gateway.receive import Receiver
@@ -170,11 +170,9 @@ def _records_of(value: bytes) -> list[Any]:
     return [record for scope in of_resource.scope_logs for record in scope.log_records]
 
 
-async def test_log_records_over_http(memory_log: MemoryLog) -> None:
+async def test_log_records_over_http() -> None:
     """/v1/logs of a real exporter and as JSON, beside /v1/traces; a rollout's path names them too."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    handles = OtlpHandles(port=0, grpc_port=0, run_hash=RUN_HASH, key=KEY, ack_timeout_s=8.0)
-    gateway = OtlpGateway(OtlpConfig(), handles, topics=TOPICS, writer=memory_log.writer(), metrics=Metrics())
+    gateway = Gateway(told={"grpc_port": 0, "run_hash": RUN_HASH})
     rollout = "77" * 14
     async with serve(gateway.app) as url, httpx.AsyncClient() as client:
 
@@ -189,7 +187,7 @@ async def test_log_records_over_http(memory_log: MemoryLog) -> None:
         body = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}
         answer = await client.post(url + f"/rollout/{rollout}/attempt/0a0b/v1/logs", json=body)
         assert (answer.status_code, answer.json()) == (200, {})
-    by_key = {record.key: record.value or b"" for record in memory_log.records(TOPICS.name(Topic.OTLP_LOGS))}
+    by_key = {record.key: record.value or b"" for record in gateway.log.records(TOPICS.name(Topic.OTLP_LOGS))}
     of_sdk, by_path = by_key[None], by_key[TRACE.hex().encode()]
     assert _records_of(of_sdk)[0].body.string_value == "hello"
     assert _records_of(by_path)[0].trace_id == TRACE

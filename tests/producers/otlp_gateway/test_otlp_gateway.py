@@ -20,33 +20,27 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from tests.memory_log import MemoryLog
-from tests.producers.keys import KEY, TOPICS
+from tests.producers.keys import TOPICS
 from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, span_ids
+from tests.producers.otlp_gateway.over_http import PROTOBUF, Gateway
 from tracegrad.producers.otlp_gateway import receive
-from tracegrad.producers.otlp_gateway.app import OtlpGateway
-from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
+from tracegrad.producers.otlp_gateway.config import OtlpConfig
 from tracegrad.producers.otlp_gateway.decode import decode_body
 from tracegrad.producers.otlp_gateway.receive import weigh_protobuf
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.reasons import row_of
 from tracegrad.schemas.topics import Topic
 
 SPANS = TOPICS.name(Topic.OTLP_SPANS)
 DEAD = TOPICS.name(Topic.DEAD_LETTERS)
-PROTOBUF = {"content-type": "application/x-protobuf"}
 
 
 def client_of(log: MemoryLog, **settings: Any) -> httpx.AsyncClient:
     """A client of a gateway with these settings."""
-    topics = settings.pop("topics", TOPICS)
     # The run's own rollouts, which need proof, begin otherwise: test_proof.py.
-    handles = OtlpHandles(
-        port=4318, run_hash=RunHash("5e" * 4), key=KEY, ack_timeout_s=settings.pop("ack_timeout_s", 8.0)
-    )
-    gateway = OtlpGateway(OtlpConfig(**settings), handles, topics=topics, writer=log.writer(), metrics=Metrics())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=gateway.app), base_url="http://gateway")
+    told = {"run_hash": RunHash("5e" * 4), "ack_timeout_s": settings.pop("ack_timeout_s", 8.0)}
+    return Gateway(log, told=told, **settings).client
 
 
 async def post(

@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 
-from tests.memory_log import MemoryLog
-from tests.producers.keys import HOST, KEY, RUN_HASH, TOPICS, bearer, by_host, by_runner
+from tests.producers.keys import HOST, KEY, RUN_HASH, bearer, by_host, by_runner
 from tests.producers.otlp_gateway.bodies import request_of, span_ids
+from tests.producers.otlp_gateway.over_http import Gateway
 from tests.streams.make import otlp, span
-from tracegrad.producers.otlp_gateway.app import OtlpGateway
-from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.proof import may_name
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.credentials import attempt_holder, credential
-from tracegrad.schemas.metrics import REQUESTS_UNPROVED, Metrics
+from tracegrad.schemas.metrics import REQUESTS_UNPROVED
 from tracegrad.schemas.topics import Topic
 
 NUM_TRIES = int(os.environ.get("TRACEGRAD_TEST_TRIES", "100"))
@@ -33,26 +30,6 @@ OWN = bearer(attempt_holder(ROLLOUT, ATTEMPT))
 OF_OTHER = bearer(attempt_holder(ROLLOUT, OTHER))
 CLAIM: dict[str, Any] = {"rollout__id": ROLLOUT, "attempt__id": ATTEMPT}
 LIGHTNING = {"agentlightning__rollout_id": ROLLOUT, "agentlightning__attempt_id": ATTEMPT}
-
-
-class Gateway:
-    """On the in-memory log."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.log, self.metrics = MemoryLog(), Metrics()
-        self.log.create_topics(TOPICS, policies=["policy"])
-        handles = OtlpHandles(port=0, run_hash=RUN_HASH, key=KEY, ack_timeout_s=8.0)
-        writer = self.log.writer()
-        gateway = OtlpGateway(OtlpConfig(**settings), handles, topics=TOPICS, writer=writer, metrics=self.metrics)
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=gateway.app), base_url="http://gateway")
-
-    async def post(self, body: bytes, headers: dict[str, str], path: str = "/v1/traces") -> httpx.Response:
-        """The answer to one export."""
-        return await self.client.post(path, content=body, headers={"content-type": "application/x-protobuf"} | headers)
-
-    def values(self, topic: Topic = Topic.OTLP_SPANS) -> list[bytes]:
-        """All values of a topic."""
-        return [record.value or b"" for record in self.log.records(TOPICS.name(topic))]
 
 
 def claiming(**attributes: Any) -> bytes:
