@@ -8,10 +8,11 @@ import tracemalloc
 import msgspec
 import pytest
 
+from tests.producers.tasks import world
 from tests.versions import ack
 from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.tasks.admission_state import AdmissionState
-from tracegrad.producers.tasks.config import PaceConfig, TasksHandles
+from tracegrad.producers.tasks.config import PaceConfig
 from tracegrad.producers.tasks.pace import RunProgress, capacity
 from tracegrad.schemas.ids import RunHash, group_id, rollout_id
 from tracegrad.schemas.records.calls import Purpose
@@ -23,18 +24,7 @@ from tracegrad.schemas.records.rollouts import (
 )
 
 PACE = PaceConfig(staleness=2)
-HANDLES = TasksHandles(
-    engine_ids=("engine-0",),
-    run_hash=RunHash("ab12cd34"),
-    policy="policy",
-    seed=0,
-    steps=10,
-    groups_per_step=8,
-    concurrency=1,
-    time_limit_s=1.0,
-    rewards_awaited=(),
-    episode_wait_s=1.0,
-)
+HANDLES = msgspec.structs.replace(world.HANDLES, steps=10, groups_per_step=8)
 
 
 @pytest.mark.parametrize(

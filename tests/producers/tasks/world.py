@@ -27,6 +27,18 @@ from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic, Topics
 
 TOPICS = Topics(run=RunName("test"))
+HANDLES = TasksHandles(
+    engine_ids=("engine-0",),
+    run_hash=RunHash("ab12cd34"),
+    policy="policy",
+    seed=0,
+    steps=3,
+    groups_per_step=2,
+    concurrency=14,
+    time_limit_s=Limits().time_s,
+    rewards_awaited=("reward",),
+    episode_wait_s=90.0,
+)
 
 
 class World:
@@ -41,18 +53,7 @@ class World:
         file, eval_file = str(folder / "train.jsonl"), str(folder / "eval.jsonl")
         self.config = TasksConfig(file=file, eval_file=eval_file, group_size=2)
         self.pace = PaceConfig(staleness=1)
-        self.handles = TasksHandles(
-            engine_ids=("engine-0",),
-            run_hash=RunHash("ab12cd34"),
-            policy="policy",
-            seed=0,
-            steps=3,
-            groups_per_step=2,
-            concurrency=14,
-            time_limit_s=Limits().time_s,
-            rewards_awaited=("reward",),
-            episode_wait_s=90.0,
-        )
+        self.handles = HANDLES
         self.start()
         self.num_consumed = 0
         self.step = 0
