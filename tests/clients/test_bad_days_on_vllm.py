@@ -19,19 +19,16 @@ from tokenizers import Tokenizer
 
 from tests.clients.tap import tapped
 from tests.engine_fixture import RunningEngine, generate_body
-from tests.producers.keys import HOST, KEY, RUN_HASH
+from tests.producers.keys import HOST, KEY
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, rig, until
-from tests.producers.llm_gateway.merging import assert_merged, rows_of
+from tests.producers.llm_gateway.merging import assert_merged, masks_of, rows_of
 from tests.producers.llm_gateway.speakers import SPEAKERS
 from tests.serving import ENGINE_TOKEN
-from tests.streams.make import Streams, config, event, reward
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.credentials import bearer, credential
 from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.records.calls import CallRecord
-from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.tokens import ids_from_bytes
-from tracegrad.schemas.topics import Topic
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(300)]
 PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1"
@@ -110,12 +107,7 @@ APIS = pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 
 async def masks(r: Rig) -> dict[str, str]:
     """Call id -> why it leaves the loss, once the attempt has ended; of what babbled on to its limit, nothing."""
-    await r.end()
-    streams = Streams(config(run_hash=RUN_HASH))
-    streams.feed(*r.records(), reward(ROLLOUT, attempt_id=ATTEMPT), event(ROLLOUT, attempt_id=ATTEMPT))
-    (value,) = streams.values(Topic.EPISODES)
-    calls = EPISODES.decode(value).calls
-    return {call.call_id: "" if call.masked == "truncated" else call.masked for call in calls}
+    return {call_id: "" if mask == "truncated" else mask for call_id, mask in (await masks_of(r)).items()}
 
 
 @APIS

@@ -10,6 +10,7 @@ from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, full_prom
 from tests.streams.make import Streams, config, event, reward
 from tracegrad.producers.llm_gateway.render.splice import Match, SpliceHistory
 from tracegrad.schemas.records.calls import CallRecord, SpliceOutcome
+from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import SegmentRow, decode_group
@@ -31,6 +32,15 @@ async def rows_of(r: Rig) -> list[SegmentRow]:
     summary, rows = decode_group(value)
     assert not summary.members[0].excluded
     return rows
+
+
+async def masks_of(r: Rig) -> dict[str, str]:
+    """Call id -> why it leaves the loss, once the attempt has ended; empty: it trains."""
+    await r.end()
+    streams = Streams(config(run_hash=RUN_HASH))
+    streams.feed(*r.records(), reward(ROLLOUT, attempt_id=ATTEMPT), event(ROLLOUT, attempt_id=ATTEMPT))
+    (value,) = streams.values(Topic.EPISODES)
+    return {call.call_id: call.masked for call in EPISODES.decode(value).calls}
 
 
 def assert_merged(rows: list[SegmentRow], calls: list[CallRecord]) -> None:

@@ -8,24 +8,12 @@ from typing import Any
 import pytest
 
 from tests.fake_engine.scripted import Reply, tool_call_text
-from tests.producers.keys import RUN_HASH
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, Rig
-from tests.streams.make import Streams, config, event, reward
+from tests.producers.llm_gateway.merging import masks_of
 from tracegrad.schemas.records.calls import CallOutcome
-from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.tokens import ids_from_bytes
-from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
-
-
-async def masks(r: Rig) -> dict[str, str]:
-    """Call id -> why it leaves the loss, once the attempt has ended."""
-    await r.end()
-    streams = Streams(config(run_hash=RUN_HASH))
-    streams.feed(*r.records(), reward(ROLLOUT, attempt_id=ATTEMPT), event(ROLLOUT, attempt_id=ATTEMPT))
-    (value,) = streams.values(Topic.EPISODES)
-    return {call.call_id: call.masked for call in EPISODES.decode(value).calls}
 
 
 async def test_each_choice_has_a_record_and_the_one_that_goes_on_trains(r: Rig) -> None:
@@ -48,7 +36,7 @@ async def test_each_choice_has_a_record_and_the_one_that_goes_on_trains(r: Rig) 
     assert parent == own.call_id
     told = {call["call_id"]: call["outcome"] for call in await r.end()}
     assert set(told.values()) == {CallOutcome.DELIVERED} and len(told) == 4
-    found = await masks(r)
+    found = await masks_of(r)
     assert {id_: found[id_] for id_ in told} == {
         call.call_id: "not_chosen" if call.num_choices > 1 and call.call_id != parent else "" for call in r.calls()
     }
