@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tests.streams import make
 from tracegrad.producers.rollout_histories import Histories, Members
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import (
@@ -31,17 +32,8 @@ REQUEST = RolloutRequest(
 
 def event(attempt: str, number: int, state: RolloutState, **fields: Any) -> RolloutEvent:
     """An event of the test's rollout."""
-    return RolloutEvent(
-        rollout_id=fields.pop("rollout_id", ROLLOUT),
-        attempt_id=attempt,
-        attempt_number=number,
-        state=state,
-        group=fields.pop("group", REQUEST.group),
-        task_id="t",
-        policy="policy",
-        purpose=Purpose.TRAIN,
-        **fields,
-    )
+    told = {"attempt_id": attempt, "attempt_number": number, "is_final": False, "group": REQUEST.group}
+    return make.event(fields.pop("rollout_id", ROLLOUT), state, **told | fields)
 
 
 def test_the_first_to_start_a_number_owns_it() -> None:

@@ -79,14 +79,7 @@ def test_every_prompt_starts_with_all_that_was_sampled(turns: list[tuple[str, st
             assert prompt.shared_tokens == len(before)
         sampled = TOKENIZER.encode(answer, merge=False) + ([EOT] if ends else [])
         message = {"role": "assistant", "content": answer}
-        call = EarlierCall(
-            call_id=CallId(f"c{i}"),
-            prompt_ids=prompt.ids,
-            sampled_ids=np.asarray(sampled, np.int32),
-            tool_call_ids=(),
-            is_cut=False,
-        )
-        remember(history, {}, messages, message, call)
+        remember(history, {}, messages, message, _call(f"c{i}", prompt=prompt.ids, sampled=sampled))
         messages.append(message)
         before = [*prompt.ids.tolist(), *sampled]
 
@@ -96,13 +89,7 @@ def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, mo
     """Whatever was changed, the prompt is then the template's own, with a reason."""
     history = SpliceHistory()
     messages: list[dict[str, Any]] = [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
-    call = EarlierCall(
-        call_id=CallId("c"),
-        prompt_ids=np.asarray(rendered(messages[:1]), np.int32),
-        sampled_ids=np.asarray([*TOKENIZER.encode(answer, merge=False), EOT], np.int32),
-        tool_call_ids=(),
-        is_cut=False,
-    )
+    call = _call("c", prompt=rendered(messages[:1]), sampled=[*TOKENIZER.encode(answer, merge=False), EOT])
     remember(history, {}, messages[:1], messages[1], call)
     asked = [dict(message) for message in messages] + [{"role": "user", "content": more}]
     asked[at]["content"] = other
@@ -114,9 +101,9 @@ def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, mo
         assert prompt.outcome.kind == "new_segment" and prompt.outcome.reason
 
 
-def _call(name: str, *tool_call_ids: str) -> EarlierCall:
-    ids = np.asarray([1], np.int32)
-    return EarlierCall(call_id=CallId(name), prompt_ids=ids, sampled_ids=ids, tool_call_ids=tool_call_ids, is_cut=False)
+def _call(name: str, *tool_call_ids: str, prompt: Any = (1,), sampled: Any = (1,)) -> EarlierCall:
+    ids: dict[str, Any] = {"prompt_ids": np.asarray(prompt, np.int32), "sampled_ids": np.asarray(sampled, np.int32)}
+    return EarlierCall(call_id=CallId(name), **ids, tool_call_ids=tool_call_ids, is_cut=False)
 
 
 def _asks(call_id: str, arguments: str) -> dict[str, Any]:
@@ -238,8 +225,7 @@ def test_odd_arguments_are_matched(arguments: str) -> None:
     """Whatever a model writes there, its call is remembered and found again."""
     message = Message(role="assistant", tool_calls=(ToolCall(id="c0", name="calc", arguments=arguments),))
     asked = Message(role="user", content="a")
-    ids = np.asarray([1], np.int32)
-    call = EarlierCall(call_id=CallId("c"), prompt_ids=ids, sampled_ids=ids, tool_call_ids=("c0",), is_cut=False)
+    call = _call("c", "c0")
     history = SpliceHistory()
     history.remember(conversation_digest({}, [asked]), message, call)
     assert history.match({}, [asked, message]).call is call
