@@ -23,7 +23,7 @@ from tests.streams.make import (
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.metrics import TOOLS_WITHOUT_ID
 from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
-from tracegrad.schemas.records.episodes import EPISODES, Episode, EpisodeCall, ToolExecution
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
@@ -144,10 +144,7 @@ OWN = R1 + "a001"
 ID = "gen_ai__tool__call__id"
 
 
-RULES = (
-    AirRule(name="ok", status="succeeded", value=0.5),
-    AirRule(name="bad", status="failed", value=-0.1),
-)
+RULES = (AirRule(name="ok", status="succeeded", value=0.5), BAD)
 
 
 def earned(*tools: Any, pays_without_id: bool = False) -> list[list[float]]:
@@ -162,8 +159,7 @@ def earned(*tools: Any, pays_without_id: bool = False) -> list[list[float]]:
     streams.feed(
         otlp(*spans), *calls, closed(R1, calls), reward(R1), event(R1, spans_exported=len({s.span_id for s in spans}))
     )
-    (value,) = streams.values(Topic.EPISODES)
-    return [[reward.value for reward in turn_.rewards] for turn_ in EPISODES.decode(value).calls]
+    return [[reward.value for reward in turn_.rewards] for turn_ in streams.episode.calls]
 
 
 @pytest.mark.parametrize(
@@ -187,12 +183,16 @@ def test_what_no_answer_asked_for_earns_nothing(forged: dict[str, Any]) -> None:
 def test_executions_without_an_id_are_counted() -> None:
     """So that one sees why AIR pays nothing for them."""
     calls = [call("a", R1, [1], [2], tool_calls=(tool_call("1"),))]
-    spans = [llm_span(OWN, 90, "a", at=10), tool_span(OWN, 1, at=12)]
     streams = Streams()
-    streams.feed(otlp(*spans), *calls, closed(R1, calls), reward(R1), event(R1, spans_exported=2))
+    streams.feed(
+        otlp(llm_span(OWN, 90, "a", at=10), tool_span(OWN, 1, at=12)),
+        *calls,
+        closed(R1, calls),
+        reward(R1),
+        event(R1, spans_exported=2),
+    )
     assert streams.values(Topic.EPISODES)
-    assemble: Any = streams.assemble
-    assert assemble.metrics.value(TOOLS_WITHOUT_ID) == 1
+    assert streams.assemble.metrics.value(TOOLS_WITHOUT_ID) == 1
 
 
 def test_an_execution_without_an_id_earns_nothing_unless_one_says_so() -> None:

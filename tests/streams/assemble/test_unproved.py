@@ -54,11 +54,6 @@ def ran(number: int, of: str, **rest: Any) -> bytes:
 ENDS: list[Item] = [*CALLS, closed(R1, CALLS), reward(R1)]
 
 
-def episode_of(streams: Streams) -> Episode:
-    """The one that closed."""
-    return streams.episode
-
-
 def paid(episode: Episode) -> list[float]:
     """What AIR paid."""
     return [reward.value for call in episode.calls for reward in call.rewards]
@@ -83,7 +78,7 @@ def test_air_pays_what_the_attempts_own_agent_sent(holder: Holder, host: Holder 
         streams.feed(ran(number + 2, "one"), holder=holder)
     streams.feed(*ENDS, event(R1, host=host, spans_exported=None))
     streams.tick(0.0, 2.0)
-    episode = episode_of(streams)
+    episode = streams.episode
     num_spans = 1 if is_own else NUM_TRIES
     assert paid(episode) == ([0.5] if is_own else [])
     assert (episode.num_spans, episode.num_unproved_spans) == (num_spans, 0 if is_own else num_spans)
@@ -111,7 +106,7 @@ def test_nobody_displaces_what_the_agent_sent(order: list[int], other: Holder) -
     items: list[Item] = [*own, *ENDS, end]
     for number in order:
         streams.feed(items[number])
-    expected, found = episode_of(plain), episode_of(streams)
+    expected, found = plain.episode, streams.episode
     assert (paid(expected), expected.closed_by, expected.calls[0].agent) == ([0.5, 0.5], "complete", "planner")
     assert found.calls == expected.calls and found.closed_by == "complete"
     assert (found.num_spans, found.num_unproved_spans) == (5, 1)
@@ -125,7 +120,7 @@ def test_nobody_is_waited_for_in_the_agents_place() -> None:
     streams.feed(*ENDS, event(R1, spans_exported=1, spans_marked=True))
     assert not streams.values(Topic.EPISODES)
     streams.feed(ran(2, "one"))
-    assert paid(episode_of(streams)) == [0.5]
+    assert paid(streams.episode) == [0.5]
 
 
 @pytest.mark.parametrize("holder", [NOBODY, new_host()], ids=["nobody", "another host"])
@@ -137,7 +132,7 @@ def test_nobody_takes_room_from_the_agents_spans(holder: Holder) -> None:
         streams.feed(ran(number + 100, "two"), holder=holder)
     assert len(streams.values(Topic.DEAD_LETTERS)) >= NUM_TRIES - 10
     streams.feed(ran(2, "one"), *ENDS, event(R1, spans_exported=1, spans_marked=True))
-    assert paid(episode_of(streams)) == [0.5]
+    assert paid(streams.episode) == [0.5]
 
 
 def test_names_that_nobody_else_tells_are_taken() -> None:
@@ -146,7 +141,7 @@ def test_names_that_nobody_else_tells_are_taken() -> None:
     streams.append(Topic.OTLP_SPANS, otlp(agent_span(OWN, 9, "planner"), ASKED))
     streams.feed(*ENDS, event(R1, host=None, spans_exported=None))
     streams.tick(0.0, 2.0)
-    assert [(call.agent, call.joined_by) for call in episode_of(streams).calls] == [("planner", "response_id")]
+    assert [(call.agent, call.joined_by) for call in streams.episode.calls] == [("planner", "response_id")]
 
 
 def test_a_span_that_also_comes_by_a_collector_is_one() -> None:
@@ -156,7 +151,7 @@ def test_a_span_that_also_comes_by_a_collector_is_one() -> None:
         streams.append(Topic.OTLP_SPANS, ran(2, "one"))
         streams.feed(ran(2, "one"))
     streams.feed(*ENDS, event(R1, spans_exported=1, spans_marked=True))
-    episode = episode_of(streams)
+    episode = streams.episode
     assert (paid(episode), episode.num_spans, episode.num_unproved_spans) == ([0.5], 1, 0)
 
 
@@ -169,5 +164,5 @@ def test_an_episode_of_no_runner_pays_as_ever() -> None:
     streams.feed(captured)
     streams.append(Topic.OTLP_SPANS, otlp(tool))
     streams.tick(0.0, 20.0)
-    episode = episode_of(streams)
+    episode = streams.episode
     assert (paid(episode), episode.num_unproved_spans, RUN_HASH in trace) == ([0.5], 0, False)

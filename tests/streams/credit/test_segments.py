@@ -121,21 +121,22 @@ def test_other_policies_are_context() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("broken", "reason"),
     [
-        [child("b", "gone", 1, [3], [4])],
-        [child("b", "b", 1, [3], [4])],
-        [child("b", "c", 1, [3], [4]), child("c", "b", 1, [3], [4])],
-        [call("a", [1], [2], shared_tokens=1)],
-        [call("a", [1], [2], logprobs=b"", shared_tokens=2)],
+        ([child("b", "gone", 1, [3], [4])], "broken_prefix"),
+        ([child("b", "b", 1, [3], [4])], "broken_prefix"),
+        ([child("b", "c", 1, [3], [4]), child("c", "b", 1, [3], [4])], "broken_prefix"),
+        ([call("a", [1], [2], shared_tokens=1)], "broken_prefix"),
+        ([call("a", [1], [2], logprobs=b"", shared_tokens=2)], "broken_prefix"),
+        ([call("a", [1], [-2])], "bad_tokens"),
     ],
-    ids=["lost-parent", "self", "circle", "no-parent", "shared-alone"],
+    ids=["lost-parent", "self", "circle", "no-parent", "shared-alone", "negative"],
 )
-def test_a_broken_prompt_is_refused_with_its_reason(broken: list[EpisodeCall]) -> None:
-    """Training on text that the model never saw is worse than no sample."""
+def test_a_broken_prompt_is_refused_with_its_reason(broken: list[EpisodeCall], reason: str) -> None:
+    """Training on text that the model never saw is worse than no sample; no vocabulary has negative ids."""
     with pytest.raises(RecordError) as error:
         segments(broken)
-    assert error.value.reason == "broken_prefix"
+    assert error.value.reason == reason
 
 
 @pytest.mark.parametrize("policy", ["other", "policy"])
@@ -145,13 +146,6 @@ def test_a_break_elsewhere_costs_nothing(policy: str, parent: str, shared: int) 
     calls = [child("x", parent, shared, [1], [1], policy=policy), child("y", "x", 1, [1], [1], policy=policy)]
     (row,) = segments([call("a", [1], [2]), *calls])
     assert [turn.call_id for turn in row.turns] == ["a"]
-
-
-def test_negative_token_ids_are_refused() -> None:
-    """No vocabulary has them."""
-    with pytest.raises(RecordError) as error:
-        segments([call("a", [1], [-2])])
-    assert error.value.reason == "bad_tokens"
 
 
 @pytest.mark.parametrize(

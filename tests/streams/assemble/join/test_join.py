@@ -27,6 +27,9 @@ def fact(
 
 
 AGENT = fact("agent", SpanKind.AGENT, agent_name="planner")
+LLM = fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)
+ASKED = [call("a", None, tool_calls=(tool_call("1"),))]
+JOINED = join_calls(ASKED, [LLM])
 
 
 def test_response_id_comes_first() -> None:
@@ -78,16 +81,8 @@ def test_a_tool_told_of_twice_still_names_the_agent_that_called_it() -> None:
     """Two instrumentations, one within the other's span."""
     outer = fact("outer", SpanKind.TOOL, parent="agent", tool_name="calc")
     inner = fact("inner", SpanKind.TOOL, parent="outer", tool_name="calc", tool_call_id="call_1")
-    (joined,) = join_calls([call("a", None, tool_calls=(tool_call("1"),))], [AGENT, outer, inner])
+    (joined,) = join_calls(ASKED, [AGENT, outer, inner])
     assert (joined.agent, joined.joined_by, joined.named_by) == ("planner", "tool_call_id", "agent_span")
-
-
-def test_a_tool_may_run_while_its_answer_is_still_streamed() -> None:
-    """It repeats an id that was minted in that answer; the model's span ends after it began."""
-    calls = [call("a", None, tool_calls=(tool_call("1"),))]
-    joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
-    tool = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=10)
-    assert join_tools(calls, joined, [tool]) == [[(tool, "call_1")]]
 
 
 def test_nearest_agent_wins_and_circles_end() -> None:
@@ -141,31 +136,28 @@ def test_nested_tool_spans_with_one_id_count_once() -> None:
 
 
 def test_an_asked_id_is_answered_by_its_tool_whatever_the_clocks_say() -> None:
-    """Not by another tool's name, nor under an id that nobody asked for; the tool may run on a host that is behind."""
-    calls = [call("a", None, tool_calls=(tool_call("1"),))]
-    joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
+    """Not by another tool's name, nor under an id that nobody asked for; the tool may run while its answer is still
+    streamed, or on a host that is behind."""
     for name, id_ in (("other", "call_1"), ("calc", "call_9")):
-        assert join_tools(calls, joined, [fact("t", SpanKind.TOOL, tool_name=name, tool_call_id=id_, at=20)]) == [[]]
-    for at in (11, 9, 0):
+        assert join_tools(ASKED, JOINED, [fact("t", SpanKind.TOOL, tool_name=name, tool_call_id=id_, at=20)]) == [[]]
+    for at in (11, 10, 9, 0):
         true = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=at)
-        assert join_tools(calls, joined, [true]) == [[(true, "call_1")]]
+        assert join_tools(ASKED, JOINED, [true]) == [[(true, "call_1")]]
 
 
 def test_a_span_that_answers_nothing_displaces_no_execution() -> None:
     """A forged child of the failed tool repeats its id under another name, or too early; the true one stays."""
-    calls = [call("a", None, tool_calls=(tool_call("1"),))]
-    joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
     true = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=11, tool_status=ToolStatus.FAILED)
     for name, at in (("other", 12), ("calc", 0)):
         forged = fact("f", SpanKind.TOOL, parent="t", tool_name=name, tool_call_id="call_1", at=at)
         for order in ([true, forged], [forged, true]):
-            assert join_tools(calls, joined, order) == [[(true, "call_1")]]
+            assert join_tools(ASKED, JOINED, order) == [[(true, "call_1")]]
 
 
 def test_stacked_spans_of_which_only_the_inner_has_an_id_are_one_execution() -> None:
     """The outer one, an instrumentation's, is no second execution for another open request of the name."""
     calls = [call("a", None, tool_calls=(tool_call("1"), tool_call("2")))]
-    joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
+    joined = join_calls(calls, [LLM])
     outer = fact("outer", SpanKind.TOOL, tool_name="calc", at=12)
     inner = fact("inner", SpanKind.TOOL, parent="outer", tool_name="calc", tool_call_id="call_1", at=13)
     for order in ([outer, inner], [inner, outer]):

@@ -200,23 +200,9 @@ def test_the_order_of_spans_changes_nothing(spans: list[SpanFact], random: Any) 
 
 def test_agents_that_hang_under_each_other_by_the_thousand_cost_no_more_by_the_call() -> None:
     """Each names another than the one above it."""
-    trace, num = "ab" * 16, 4_000
-    spans = [
-        SpanFact(
-            trace_id=trace,
-            span_id=f"{number + 1:016x}",
-            parent_span_id=f"{number:016x}" if number else None,
-            name="s",
-            kind=SpanKind.AGENT,
-            dialect="otel_genai",
-            service="s",
-            start_ns=0,
-            end_ns=1,
-            agent_name=f"a{number % 2}",
-        )
-        for number in range(num)
-    ]
-    calls = [call(str(number), None, [1], trace_id=trace, parent_span_id=f"{num:016x}") for number in range(num)]
+    num = 4_000
+    spans = [fact(f"s{n + 1}", AGENT, parent=f"s{n}" if n else None, agent_name=f"a{n % 2}") for n in range(num)]
+    calls = [call(str(number), None, [1], trace_id=TRACE, parent_span_id=f"s{num}") for number in range(num)]
     began = time.process_time()
     assert {joined.agent for joined in join_calls(calls, spans)} == {"a1"}
     assert time.process_time() - began < 0.25
