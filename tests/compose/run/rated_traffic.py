@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.run.wiring import Wiring
@@ -14,13 +13,7 @@ from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.topics import Topic
 
-POLICY = Path(__file__).parents[3] / "examples" / "calculator" / "policy"
-FILE = """
-run = "rated"
-policy.model = "{policy}"
-engine.url = "{engine}"
-kafka.bootstrap_servers = "{broker}"
-kafka.topic_prefix = "{prefix}"
+RATED = """
 streams.idle_s = {idle_s}
 feedback.names.thumb = {{ low = 0.0, high = 1.0 }}
 """

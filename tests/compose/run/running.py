@@ -6,10 +6,26 @@ import json
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 COMMAND = (sys.executable, "-m", "tracegrad.compose.cli")
+POLICY = Path(__file__).parents[3] / "examples" / "calculator" / "policy"
+FILE = """
+run = "{run}"
+policy.model = "{policy}"
+engine.url = "{engine}"
+kafka.bootstrap_servers = "{broker}"
+kafka.topic_prefix = "t{unique}."
+"""
+
+
+def settled(folder: Path, run: str, broker: str, engine: str, more: str) -> Path:
+    """The folder, with the settings of a new run on a broker and an engine that are there, and what more it has."""
+    file = FILE.format(run=run, policy=POLICY, engine=engine, broker=broker, unique=uuid.uuid4().hex[:12])
+    (folder / "tracegrad.toml").write_text(file + more)
+    return folder
 
 
 class RunningUp:
@@ -33,7 +49,11 @@ class RunningUp:
         found = (self.ask("status") or {}).get("processes", [])
         return [int(one["pid"]) for one in found if name in one["process"] and one.get("pid")]
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        """It begins when it is made."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """As by Ctrl-C."""
         self.up.send_signal(signal.SIGINT)
         self.up.wait(60)

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,7 @@ from opentelemetry.trace import Tracer
 
 pytest.importorskip("torch")
 
-from tests.compose.run.running import RunningUp
+from tests.compose.run.running import RunningUp, settled
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.runner.rig import running_engine
 from tests.serving import until
@@ -39,15 +38,6 @@ from tracegrad.schemas.topics import Topic
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.e2e, pytest.mark.timeout(400)]
 T = TypeVar("T")
 
-POLICY = Path(__file__).parents[3] / "examples" / "calculator" / "policy"
-FILE = """
-run = "talks"
-policy.model = "{policy}"
-engine.url = "{engine}"
-kafka.bootstrap_servers = "{broker}"
-kafka.topic_prefix = "{prefix}"
-streams.captured_deadline_s = 75.0
-"""
 NAMES = ("header", "baggage", "gen_ai.conversation.id", "session.id", "tool-call id")
 STEP_S = 11.0
 """A tool's step: longer than the silence that ends an episode."""
@@ -144,44 +134,39 @@ def in_own_trace(work: Callable[[], None]) -> None:
 def test_a_conversation_is_one_episode_though_its_processes_are_killed(tmp_path: Path, broker: str) -> None:
     """Five, told in five ways, with a step longer than `idle_s`; and one whose call is lost with its gateway."""
     engine = ScriptedEngine()
-    with running_engine(engine) as url:
-        prefix = f"t{uuid.uuid4().hex[:12]}."
-        (tmp_path / "tracegrad.toml").write_text(FILE.format(policy=POLICY, engine=url, broker=broker, prefix=prefix))
-        run = RunningUp(tmp_path)
-        try:
-            until(lambda: run.pids("assemble") and run.pids("llm"), 120)
-            variables = run.ask("env")
-            wiring = Wiring(RunDir.open(tmp_path / "runs" / "talks"))
-            agents = [Agent(name, variables) for name in NAMES]
-            lost = Agent("in flight", variables)
-            rested = threading.Event()
-            with ThreadPoolExecutor(len(agents) + 1) as threads:
-                lost.call([ASK])
-                talks = [threads.submit(agent.talk, rested) for agent in agents]
-                until(lambda: all(agent.num_spans >= 2 for agent in agents), 30)
-                began = until(lambda: num_calls(wiring, broker) == len(agents) + 1 and time.monotonic(), 60)
-                engine.delay_s = 60.0
-                hung = threads.submit(lost.call, [ASK, {"role": "assistant", "content": "?"}, ASK], patience_s=0)
-                until(lambda: any(isinstance(told, CallOpen) for told in calls(wiring, broker)), 30)
-                for name in ("llm", "assemble"):
-                    for pid in run.pids(name):
-                        os.kill(pid, signal.SIGKILL)
-                engine.delay_s = 0.0
-                with pytest.raises(httpx.TransportError):
-                    hung.result(30)
-                until(lambda: answers(variables["OPENAI_BASE_URL"]), 60)
-                time.sleep(max(0.0, began + STEP_S - time.monotonic()))
-                rested.set()
-                for talk in talks:
-                    talk.result(120)
-            until(lambda: len(episodes(wiring, broker)) == len(agents) + 1, 150)
-            found = episodes(wiring, broker)
+    more = "streams.captured_deadline_s = 75.0"
+    with running_engine(engine) as url, RunningUp(settled(tmp_path, "talks", broker, url, more)) as run:
+        until(lambda: run.pids("assemble") and run.pids("llm"), 120)
+        variables = run.ask("env")
+        wiring = Wiring(RunDir.open(tmp_path / "runs" / "talks"))
+        agents = [Agent(name, variables) for name in NAMES]
+        lost = Agent("in flight", variables)
+        rested = threading.Event()
+        with ThreadPoolExecutor(len(agents) + 1) as threads:
             lost.call([ASK])
-            report = until(lambda: (said := run.ask("audit"))["missing"] == [] and said, 60)
-            assert report["calls"]["terms"].keys() <= {"in episodes", "open"}
-            assert sum(report["calls"]["terms"].values()) == 2 * len(agents) + 2
-        finally:
-            run.end()
+            talks = [threads.submit(agent.talk, rested) for agent in agents]
+            until(lambda: all(agent.num_spans >= 2 for agent in agents), 30)
+            began = until(lambda: num_calls(wiring, broker) == len(agents) + 1 and time.monotonic(), 60)
+            engine.delay_s = 60.0
+            hung = threads.submit(lost.call, [ASK, {"role": "assistant", "content": "?"}, ASK], patience_s=0)
+            until(lambda: any(isinstance(told, CallOpen) for told in calls(wiring, broker)), 30)
+            for name in ("llm", "assemble"):
+                for pid in run.pids(name):
+                    os.kill(pid, signal.SIGKILL)
+            engine.delay_s = 0.0
+            with pytest.raises(httpx.TransportError):
+                hung.result(30)
+            until(lambda: answers(variables["OPENAI_BASE_URL"]), 60)
+            time.sleep(max(0.0, began + STEP_S - time.monotonic()))
+            rested.set()
+            for talk in talks:
+                talk.result(120)
+        until(lambda: len(episodes(wiring, broker)) == len(agents) + 1, 150)
+        found = episodes(wiring, broker)
+        lost.call([ASK])
+        report = until(lambda: (said := run.ask("audit"))["missing"] == [] and said, 60)
+        assert report["calls"]["terms"].keys() <= {"in episodes", "open"}
+        assert sum(report["calls"]["terms"].values()) == 2 * len(agents) + 2
     judge(found, agents)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.compose.run.rated_traffic import FILE, POLICY, TRAINING, asked, episodes, receipt, steps_of
-from tests.compose.run.running import RunningUp
+from tests.compose.run.rated_traffic import RATED, TRAINING, asked, episodes, receipt, steps_of
+from tests.compose.run.running import RunningUp, settled
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.runner.rig import running_engine
 from tests.serving import until
@@ -54,23 +53,17 @@ def test_what_is_held_out_is_run_before_beside_and_after_training_on_traffic(tmp
     (tmp_path / "eval.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "grade.py").write_text(GRADER)
     with running_engine(engine := ScriptedEngine(delay_s=45.0)) as url:
-        prefix = f"t{uuid.uuid4().hex[:12]}."
-        settings = FILE.format(policy=POLICY, engine=url, broker=broker, prefix=prefix, idle_s=0.5)
-        (tmp_path / "tracegrad.toml").write_text(settings + TRAINING + HELD_OUT)
-        run = RunningUp(tmp_path)
-        try:
+        settled(tmp_path, "rated", broker, url, RATED.format(idle_s=0.5) + TRAINING + HELD_OUT)
+        with RunningUp(tmp_path) as run:
             until(lambda: run.pids("tasks"), 150, what="tasks")
             wiring = Wiring(RunDir.open(tmp_path / "runs" / "rated"))
             until(lambda: passes(wiring, broker), 60, what="the first pass")
             for name in ("tasks", "runner"):
                 os.kill(until(lambda name=name: run.pids(name), 30, what=name)[0], signal.SIGKILL)  # type: ignore[misc]
-        finally:
-            run.end()  # within its bound, though calls are in flight
         assert [(one.number, one.score) for one in passes(wiring, broker)] == [(0, None)]
         assert told(tmp_path, "results")[-1]["before"] is None
         engine.delay_s = 0.0
-        run = RunningUp(tmp_path)
-        try:
+        with RunningUp(tmp_path) as run:
             given, agents = until(lambda: run.ask("env", "--feedback"), 120), run.ask("env")
             to = {"url": given[REWARDS_URL], "token": given[REWARD_TOKEN]}
             until(lambda: passes(wiring, broker)[0].score, 120, what="its score")
@@ -85,8 +78,6 @@ def test_what_is_held_out_is_run_before_beside_and_after_training_on_traffic(tmp
             )
             report = until(lambda: (found := run.ask("audit"))["missing"] == [] and found, 60)
             assert receipt(to["url"], to["token"], about_held_out) == "not_counted"
-        finally:
-            run.end()
     check_told(tmp_path, wiring, broker)
     terms = Counter(report["episodes"]["terms"])
     assert (terms["in groups"], terms["validation"]) == (8, 3 * NUM_TASKS)
