@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fake_engine.weights import FakeWeights
+from tests.fake_engine.weights import FakeWeights, write_version
 from tests.memory_log import MemoryLog
 from tracegrad.consumers.engine.weight_sync import WeightSync, WeightSyncHandles
 from tracegrad.schemas.ids import RunName
@@ -55,6 +55,11 @@ class Bench:
         self.sync.fold(records[self.next_offset :])
         self.next_offset = len(records)
         self.sync.reconcile()
+
+    def serve(self, version: int) -> None:
+        """A sound version is published, and looked at."""
+        self.put(write_version(self.root, version))
+        self.look()
 
     def acks(self) -> list[str]:
         """Labels acknowledged so far."""

@@ -55,8 +55,7 @@ def test_nothing_is_touched_before_a_version_exists(bench: Bench) -> None:
 
 def test_intermediate_versions_are_skipped_when_behind(bench: Bench) -> None:
     """Only the newest of what lies on the log is loaded."""
-    bench.put(write_version(bench.root, 0))
-    bench.look()
+    bench.serve(0)
     bench.put(*(write_version(bench.root, version) for version in range(1, 8)))
     bench.look()
     assert bench.engine.num_loads == 2
@@ -66,8 +65,7 @@ def test_intermediate_versions_are_skipped_when_behind(bench: Bench) -> None:
 
 def test_restart_acknowledges_again_and_does_not_reload(bench: Bench) -> None:
     """A label that is the newest and not paused needs nothing but its acknowledgement."""
-    bench.put(write_version(bench.root, 3))
-    bench.look()
+    bench.serve(3)
     bench.start()
     bench.look()
     assert bench.engine.num_loads == 1
@@ -77,16 +75,14 @@ def test_restart_acknowledges_again_and_does_not_reload(bench: Bench) -> None:
 def test_engine_that_served_another_run_gets_this_runs_version(bench: Bench) -> None:
     """Equal number and epoch, other weights: their label names the run, so they are not taken for ours."""
     bench.engine.label = bench.engine.weights = label(3, run=OTHER_RUN)
-    bench.put(write_version(bench.root, 3))
-    bench.look()
+    bench.serve(3)
     assert (bench.engine.label, bench.engine.weights) == (label(3), label(3))
     assert bench.acks() == [label(3)]
 
 
 def test_restarted_engine_gets_the_newest_version_again(bench: Bench) -> None:
     """It says `default`; it is loaded and acknowledged anew."""
-    bench.put(write_version(bench.root, 3))
-    bench.look()
+    bench.serve(3)
     bench.engine.restart()
     with pytest.raises(UnavailableError):
         bench.look()
@@ -118,8 +114,7 @@ def test_engine_restarted_under_a_load_is_not_labelled(bench: Bench, num_loads: 
 
 def test_engine_found_paused_is_reloaded_and_resumed(bench: Bench) -> None:
     """A killed predecessor may have left it so, half-way; its label then says nothing about its weights."""
-    bench.put(write_version(bench.root, 3))
-    bench.look()
+    bench.serve(3)
     bench.engine.is_paused = True
     bench.engine.weights = "mixed"
     bench.start()
@@ -146,8 +141,7 @@ def test_other_policies_rollbacks_and_garbage_are_passed_over(bench: Bench) -> N
     writer = bench.log.writer()
     for value in (b"{", b"\xff", None, b'{"type":"version","schema":"version/9"}', b"[]"):
         writer.append(WEIGHTS_TOPIC, key=b"policy", value=value)
-    bench.put(write_version(bench.root, 1))
-    bench.look()
+    bench.serve(1)
     assert bench.engine.label == label(1)
     assert bench.sync.metrics.value(RECORDS_REFUSED) == 5
 
@@ -175,8 +169,7 @@ def test_a_newest_version_that_stays_damaged_ends_the_wait_with_the_remedy(bench
 
 def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """The engine goes on with what it serves; it is not even paused; a repaired folder is taken later."""
-    bench.put(write_version(bench.root, 1))
-    bench.look()
+    bench.serve(1)
     manifest = write_version(bench.root, 2)
     file = Path(manifest.uri) / "model.safetensors"
     file.write_text("2-e")
@@ -198,8 +191,7 @@ def test_a_kind_that_the_engine_does_not_load_is_refused_counted_and_never_loade
     kind: str, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With what to do; the engine goes on with what it serves, and one that loads the kind is given it."""
-    bench.put(write_version(bench.root, 1))
-    bench.look()
+    bench.serve(1)
     bench.put(msgspec.structs.replace(write_version(bench.root, 2), kind=kind))
     bench.look()
     assert (bench.engine.label, bench.engine.num_loads, bench.engine.is_paused) == (label(1), 1, False)
@@ -215,8 +207,7 @@ def test_a_kind_that_the_engine_does_not_load_is_refused_counted_and_never_loade
 @pytest.mark.parametrize("failure", ["clean", "mixed"])
 def test_failed_load_is_followed_by_a_good_one_before_resume(bench: Bench, failure: str) -> None:
     """The version before is loaded again, under the same pause, even if the engine still bears its label."""
-    bench.put(write_version(bench.root, 1))
-    bench.look()
+    bench.serve(1)
     bench.put(write_version(bench.root, 2))
     bench.engine.fail_load = failure
     bench.look()
@@ -334,6 +325,5 @@ def test_names_that_no_file_system_takes_end_nothing(bench: Bench, name: str, wh
     bench.sync._lineage.fold(bad)
     bench.look()
     assert (bench.acks(), bench.sync.metrics.value(VERSIONS_REFUSED)) == ([label(1)], 1)
-    bench.put(write_version(bench.root, 3))
-    bench.look()
+    bench.serve(3)
     assert bench.acks()[-1] == label(3)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.index.indexing import index_of
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS
@@ -42,6 +44,12 @@ def board_over(
     return Board(about, TOPICS, state, log=log, raw=log, pieces=pieces, explain=explain)
 
 
+def long_board(folder: Path, **of: Any) -> Board:
+    """Over a run with a retry, a rollback, a deadline, a second epoch."""
+    (folder / "weights").mkdir()
+    return board_over(memory_log(long_run(folder / "weights")), folder, **of)
+
+
 def draw(board: Board, of: str) -> str:
     """A view's part, by path and query. Raises what the view raises."""
     url = urlsplit(of)
@@ -51,25 +59,29 @@ def draw(board: Board, of: str) -> str:
     return render(view.template, {"board": board, "of": of, **model})
 
 
-class _Parser(HTMLParser):
-    def __init__(self) -> None:
+class Markup(HTMLParser):
+    """What the browser would make of a page: each element with the names of its attributes, its links, its text."""
+
+    def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
         self.found: Elements = []
-        self.text: list[str] = []
+        self.links: set[str] = set()
+        self.text = ""
+        self.feed(html)
+        self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, tuple(name for name, _ in attrs)))
+        self.links |= {value or "" for name, value in attrs if name in ("href", "src", "action", "data-json")}
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        self.text += data
 
 
 def elements_of(html: str) -> tuple[Elements, str]:
     """(its elements, its text)."""
-    parser = _Parser()
-    parser.feed(html)
-    parser.close()
-    return parser.found, "".join(parser.text)
+    parsed = Markup(html)
+    return parsed.found, parsed.text
 
 
 def episode_of(board: Board) -> tuple[Episode, int]:
@@ -77,5 +89,4 @@ def episode_of(board: Board) -> tuple[Episode, int]:
     with board.index() as connection:
         (id_,) = connection.execute("SELECT id FROM episodes ORDER BY n LIMIT 1").fetchone()
         facts = facts_of(connection, id_)
-    assert board.log is not None
-    return read_episodes(board.log, board.topics, [facts])[id_].episode, facts["at_ms"]
+    return read_episodes(board.needed_log(), board.topics, [facts])[id_].episode, facts["at_ms"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.index.indexing import index_of
-from tests.consumers.page.looking import board_over, draw, elements_of, words
+from tests.consumers.page.looking import board_over, draw, elements_of, long_board, words
 from tests.streams.make import RUN_HASH, TOPICS
 from tracegrad.consumers.episode_facts import KINDS
 from tracegrad.consumers.index.group_facts import groups_where
@@ -38,11 +38,9 @@ from tracegrad.schemas.topics import Topic
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     """Of a run with a retry, a rollback, a deadline, a second epoch."""
-    log = memory_log(long_run(tmp_path_factory.mktemp("weights")))
     told = CallWorth(7.25, [("final", 7.0, 1.0, ""), ("air:tool_success", 0.25, 1.0, "tool calc status=succeeded")])
-    return board_over(
-        log,
-        tmp_path_factory.mktemp("index"),
+    return long_board(
+        tmp_path_factory.mktemp("run"),
         explain=lambda episode, _: {call.call_id: told for call in episode.calls},
     )
 
@@ -192,12 +190,9 @@ def test_terms_that_are_not_understood_are_told(board: Board) -> None:
     assert "Where: expected" in html and "--where" not in html, "as the page calls it"
 
 
-def test_a_run_without_a_tokenizer_shows_what_records_tell(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_run_without_a_tokenizer_shows_what_records_tell(tmp_path: Path) -> None:
     """The answers as the agent saw them, without prompts."""
-    log = memory_log(long_run(tmp_path_factory.mktemp("weights")))
-    board = board_over(log, tmp_path, pieces=None)
+    board = long_board(tmp_path, pieces=None)
     with board.index() as connection:
         facts = next(facts for facts in find(connection, Question()) if facts["calls"])
     _, text = elements_of(draw(board, f"/episode/{facts['episode']}"))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import long_run, memory_log
-from tests.consumers.page.looking import board_over, draw, elements_of
+from tests.consumers.page.looking import draw, elements_of, long_board
 from tracegrad.consumers.page.board import Board, ViewQuery
 from tracegrad.consumers.page.episodes.learned import LearnedTask, learned_of, tasks_of
 from tracegrad.schemas.errors import RequestError
@@ -33,9 +31,9 @@ def learned(board: Board, query: Mapping[str, str] = MappingProxyType({})) -> Le
 
 
 @pytest.fixture
-def board(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Board:
+def board(tmp_path: Path) -> Board:
     """Of a small run whose held-out attempts are then these."""
-    board = board_over(memory_log(long_run(tmp_path_factory.mktemp("weights"))), tmp_path)
+    board = long_board(tmp_path)
     with board.index() as connection:
         row = connection.execute(
             "SELECT n FROM episodes WHERE purpose = (SELECT n FROM words WHERE field = 'purpose' AND word = "
@@ -137,8 +135,7 @@ def test_a_run_whose_episodes_are_not_read_yet_says_that(board: Board) -> None:
         assert "are being read" in html and "No held-out" not in html and "No group" not in html
 
 
-def test_real_attempts_are_shown_side_by_side(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_real_attempts_are_shown_side_by_side(tmp_path: Path) -> None:
     """With their words, from their records."""
-    board: Any = board_over(memory_log(long_run(tmp_path_factory.mktemp("weights"))), tmp_path)
-    html = draw(board, "/learned")
+    html = draw(long_board(tmp_path), "/learned")
     assert "w1 w2" in elements_of(html)[1]

@@ -10,10 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.index.indexing import damage
 from tests.consumers.page.boards import new_board
-from tests.consumers.page.looking import board_over, draw, elements_of
+from tests.consumers.page.looking import draw, elements_of, long_board
 from tests.memory_log import MemoryLog
 from tests.serving import until
 from tests.streams.make import TOPICS
@@ -25,9 +24,9 @@ from tracegrad.schemas.topics import Topic
 
 
 @pytest.fixture
-def board(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Board:
+def board(tmp_path: Path) -> Board:
     """Of a small run, which nobody searched yet."""
-    return board_over(memory_log(long_run(tmp_path_factory.mktemp("weights"))), tmp_path)
+    return long_board(tmp_path)
 
 
 def read_all(board: Board) -> None:
@@ -140,9 +139,7 @@ def test_an_id_is_found_by_what_the_list_shows_of_it(board: Board) -> None:
 
 def test_of_an_ended_run_nothing_is_read_twice(board: Board) -> None:
     """Its topic has an end, which a page has kept: no broker is asked."""
-    assert board.log is not None
-    name = TOPICS.name(Topic.EPISODES)
-    board.ends = {Topic.EPISODES: board.log.offsets(name)}
+    board.ends = {Topic.EPISODES: board.needed_log().offsets(TOPICS.name(Topic.EPISODES))}
     read_all(board)
     board.disconnect()
     board.refuse("")
