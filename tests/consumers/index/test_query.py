@@ -85,7 +85,6 @@ def test_an_order_goes_both_ways_and_what_is_not_known_comes_last(connection: sq
 def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
     """Of a run with more episodes than are looked at one by one."""
     monkeypatch.setattr(fact_indexes, "_MANY", 1)
-    (tmp_path / "index").mkdir()
     with closing(index_of(memory_log(long_run(tmp_path)), tmp_path / "index")) as connection:
         yield connection
 

@@ -48,9 +48,7 @@ def test_how_often_it_was_rated_behind_its_close_is_known_once_it_counted(tmp_pa
     connection = index_of(memory_log(run.streams), tmp_path)
     assert [one["rated"] for one in find(connection, Question())] == [None, None], "nobody knows yet what more is said"
     run.wait(100)
-    other = tmp_path / "later"
-    other.mkdir()
-    connection = index_of(memory_log(run.streams), other)
+    connection = index_of(memory_log(run.streams), tmp_path / "later")
     told = {one["conversation"]: (one["rated"], one["reward"]) for one in find(connection, Question())}
     assert told == {KEY: (2, None), "7a" * 16: (None, None)}
     (rated,) = find(connection, Question(terms=parse("rated>0", KINDS)))

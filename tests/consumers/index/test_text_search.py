@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.consumers.audit.small_run import memory_log, small_run
-from tests.consumers.index.indexing import Busy, damage
+from tests.consumers.index.indexing import damage
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS
 from tracegrad.consumers.index import file
@@ -91,12 +90,6 @@ def test_nothing_that_is_searched_is_an_operator(connection: sqlite3.Connection,
     assert episodes_that_said(connection, text, 99) == []
 
 
-def test_without_a_tokenizer_prompts_are_not_searched(connection: sqlite3.Connection, episode: Episode) -> None:
-    """And answers are."""
-    catch_up_said(log_of(episode), NAME, connection, None)
-    assert found(connection, episode, "forty") and not found(connection, episode, "word1")
-
-
 def test_prompts_are_read_once_there_is_a_tokenizer(connection: sqlite3.Connection, episode: Episode) -> None:
     """What was read without it is read again; and without it again, so that what is said of prompts is true."""
     log = log_of(episode)
@@ -118,13 +111,6 @@ def test_nobody_else_reads_the_file(tmp_path: Path, episode: Episode) -> None:
             assert modes == {f"{name}{beside}": 0o600 for beside in ("", "-wal", "-shm")}
     finally:
         os.umask(old)
-
-
-def test_who_opens_a_file_that_another_makes_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite itself waits for nobody there."""
-    monkeypatch.setattr("sqlite3.connect", partial(sqlite3.connect, factory=Busy))
-    with open_said(tmp_path / "said.sqlite") as connection:
-        assert positions_of(connection) == {}
 
 
 def test_who_may_not_write_is_told_which_file(
@@ -160,14 +146,6 @@ def test_another_topic_of_the_name_is_read_from_its_beginning(connection: sqlite
     other = msgspec.structs.replace(episode, episode_id="f" * 32)
     catch_up_said(log_of(other), NAME, connection, words)
     assert episodes_that_said(connection, "forty", 99) == [other.episode_id]
-
-
-def test_a_damaged_file_is_made_anew(tmp_path: Path, episode: Episode) -> None:
-    """All that it held lies on the topic."""
-    (tmp_path / "said.sqlite").write_bytes(b"no database" * 1_000)
-    with open_said(tmp_path / "said.sqlite") as connection:
-        catch_up_said(log_of(episode), NAME, connection, words)
-        assert found(connection, episode, "forty")
 
 
 @pytest.mark.parametrize("table", ["positions", "docs", "said_data", "said_idx"])

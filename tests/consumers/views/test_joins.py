@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.streams.make import TOPICS as OF_STREAMS
+from tests.consumers.views.folding import new_state, tell
 from tests.streams.make import Streams, agent_span, call, config, otlp
-from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines
-from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
+from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
@@ -26,15 +23,9 @@ def said(*, spans: str | None, calls: list[CallRecord]) -> list[str]:
         streams.append(Topic.OTLP_SPANS, otlp(agent_span(spans, 1, "helper"), service="shop"))
     streams.feed(*calls)
     streams.tick(0.0, 600.0, 1_200.0)
-    state, lines = RunState(OF_STREAMS, RunHash("0123abcd"), "policy"), ArrivalLines()
-
-    def fold(topic: Topic, value: bytes) -> None:
-        state.fold(Record(topic=OF_STREAMS.name(topic), partition=0, offset=0, key=None, value=value), 0.0)
-
-    for value in streams.values(Topic.EPISODES):
-        fold(Topic.EPISODES, value)
-    for made in calls:
-        fold(Topic.LLM_CALLS, LLM_CALLS.encode(made))
+    state = tell(new_state(), Topic.EPISODES, *streams.values(Topic.EPISODES))
+    lines = ArrivalLines()
+    tell(state, Topic.LLM_CALLS, *calls)
     return [event.text for event in lines.news(state, 0.0) if event.kind == "unjoined"]
 
 

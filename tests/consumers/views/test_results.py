@@ -9,14 +9,12 @@ import msgspec
 import pytest
 
 from tests.consumers.audit.small_run import small_run
-from tests.consumers.views.folding import fold_all, new_state
-from tests.streams.make import TOPICS
+from tests.consumers.views.folding import fold_all, new_state, tell
 from tests.versions import label
 from tracegrad.consumers.views.held_out import HeldOut, held_out_text
 from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
-from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.held_out import PassAt, VersionShare
-from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatingDrop
+from tracegrad.schemas.records.training import RatedWindow, RatingDrop
 from tracegrad.schemas.topics import Topic
 
 
@@ -43,9 +41,8 @@ def test_results_name_each_rollback_with_its_reason() -> None:
         drop_least=0.05,
         look=9,
     )
-    (first, *_), topic = state.steps, TOPICS.name(Topic.TRAINING_STEPS)
-    value = TRAINING_STEPS.encode(msgspec.structs.replace(first, step=3, rated_worse=why))
-    state.fold(Record(topic=topic, partition=0, offset=9, key=None, value=value), 0.0)
+    (first, *_) = state.steps
+    tell(state, Topic.TRAINING_STEPS, msgspec.structs.replace(first, step=3, rated_worse=why))
     results = results_of(state, run="test")
     assert [(one.step, one.why) for one in results.rolled_back] == [(3, why)]
 
