@@ -27,6 +27,8 @@ from tracegrad.schemas.metrics import (
     CALLS_NOT_REMEMBERED,
     CALLS_TOO_LARGE,
     CALLS_UNFORCED,
+    PROMPT_NOTES,
+    SPLICES,
 )
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
@@ -50,7 +52,6 @@ from .render.splice import (
     build_prompt,
     conversation_digest,
     splice_context,
-    tell,
 )
 from .sampling import decide, sampled_as
 from .session import CapturedSession, Session
@@ -188,7 +189,9 @@ class CallServer:
         renderer, metrics = self.renderer, self._parts.metrics
         waits = waits_until(session.key, self._parts.config.engine_wait_s)
         prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
-        tell(prompt, metrics)
+        metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
+        for note in prompt.notes:
+            metrics.add(PROMPT_NOTES, note)
         handles = self._parts.handles
         purpose = sampled_as(session.purpose, trains_captured=handles.trains_captured)
         if grammar is not None and purpose is not Purpose.UNKNOWN and not asks_grammar(request):

@@ -17,10 +17,6 @@ from tracegrad.schemas.section import Count, Port, Section
 from ..feedback_names import RangeConfig, check_names
 
 
-def _default_names() -> dict[str, RangeConfig]:
-    return {"reward": RangeConfig(low=-1.0, high=1.0)}
-
-
 class FeedbackConfig(Section, frozen=True, kw_only=True):
     """`[feedback]`: takes feedback on what agents did (docs/feedback.md). Runs where the section is."""
 
@@ -28,7 +24,7 @@ class FeedbackConfig(Section, frozen=True, kw_only=True):
     """Loopback unless you say otherwise; whoever asks needs the reward token, wherever they are."""
     port: Port | None = None
     """None: a free port, kept for the life of the run."""
-    names: dict[str, RangeConfig] = msgspec.field(default_factory=_default_names)
+    names: dict[str, RangeConfig] = msgspec.field(default_factory=lambda: {"reward": RangeConfig(low=-1.0, high=1.0)})
     """What feedback may be called, and the range of its values; any other name or value is refused."""
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=43_200)] = 60.0
     """With `[select] train`: how long a conversation that has closed waits for feedback before it is trained on; what

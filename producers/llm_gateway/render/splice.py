@@ -26,7 +26,6 @@ import numpy as np
 
 from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.ids import CallId
-from tracegrad.schemas.metrics import PROMPT_NOTES, SPLICES, Metrics
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import SpliceOutcome
 from tracegrad.schemas.records.tokens import Ids
@@ -283,10 +282,3 @@ async def build_prompt(
             (full, done), rest = await rendered(), PromptRest(reason=Reason.PART_REFUSED)
         prompt = splice(match, full.ids, rest)
     return msgspec.structs.replace(prompt, notes=(*done, *odd_results(request.messages))), full.grammar
-
-
-def tell(prompt: Prompt, metrics: Metrics) -> None:
-    """Counts how a prompt came about."""
-    metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
-    for note in prompt.notes:
-        metrics.add(PROMPT_NOTES, note)
