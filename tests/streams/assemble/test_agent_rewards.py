@@ -36,6 +36,11 @@ R1 = rollout(1)
 OWN = R1 + "a001"
 CALLS = [call("a", R1, [1], [2])]
 TRUSTED = ("grader:*", "agent")
+LINK: Any = {
+    "agentlightning__link__0__key_match": "gen_ai.response.id",
+    "agentlightning__link__0__value_match": call_id("a"),
+}
+"""Of a reward, to the call."""
 
 
 def says(number: int, value: float, *, at: int = 0, trace: str = OWN, **more: Any) -> bytes:
@@ -62,12 +67,10 @@ def closing(*items: Item, sources: tuple[str, ...] = ("grader:*",), holder: Hold
 
 def test_by_default_what_an_agent_says_changes_nothing() -> None:
     """By span, by post, for a call, over and over: the same rewards, transitions of the grader's alone, and a count."""
-    target: dict[str, Any] = {"agentlightning__link__0__key_match": "gen_ai.response.id"}
-    target |= {"agentlightning__link__0__value_match": call_id("a")}
     honest = closing(reward(R1, 0.5))
     forged = closing(
         *(says(number, 1e6, at=number) for number in range(1, 4)),
-        says(9, 1e6, **target),
+        says(9, 1e6, **LINK),
         posted(1e6, 5),
         reward(R1, 0.5),
     )
@@ -97,21 +100,19 @@ def test_the_last_word_counts_in_any_order() -> None:
 
 def test_further_dimensions_are_not_summed() -> None:
     """The first is the reward."""
-    more: dict[str, Any] = {"agentlightning__reward__1__name": "short", "agentlightning__reward__1__value": 7.0}
+    more: Any = {"agentlightning__reward__1__name": "short", "agentlightning__reward__1__value": 7.0}
     assert closing(says(1, 0.25, **more), sources=TRUSTED, rewards_awaited=("agent",)).reward == 0.25
     captured = Streams(config(reward_sources=TRUSTED, select=SelectConfig(capture_all=True)))
     trace = "c" * 32
     captured.feed(call("a", None, [1], [2], trace_id=trace), says(1, 0.25, trace=trace, **more))
     captured.tick(0.0, 100.0)
-    episode = captured.episodes[0]
+    episode = captured.episode
     assert (episode.reward, [one.name for one in episode.rewards]) == (0.25, ["agent", "agent.short"])
 
 
 def test_one_that_is_linked_to_an_answer_is_that_calls() -> None:
     """It is no reward of the episode."""
-    link: dict[str, Any] = {"agentlightning__link__0__key_match": "gen_ai.response.id"}
-    link |= {"agentlightning__link__0__value_match": call_id("a")}
-    episode = closing(says(1, 0.25, **link), says(2, 1.0), sources=TRUSTED, rewards_awaited=("agent",))
+    episode = closing(says(1, 0.25, **LINK), says(2, 1.0), sources=TRUSTED, rewards_awaited=("agent",))
     assert episode.reward == 1.0
     assert [one.value for one in episode.calls[0].rewards] == [0.25]
 

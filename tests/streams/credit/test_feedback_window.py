@@ -17,7 +17,7 @@ from tracegrad.schemas.metrics import FEEDBACK_LATE
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES
 from tracegrad.schemas.records.facts import Close
-from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
+from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 from tracegrad.streams.credit.feedback_window import FeedbackWindow
@@ -51,10 +51,6 @@ class Run:
             self.now_s += 0.5
             self.streams.tick(self.now_s)
 
-    def groups(self) -> list[tuple[GroupSummary, list[SegmentRow]]]:
-        """What was credited."""
-        return [decode_group(value) for value in self.streams.values(Topic.TRANSITIONS)]
-
     @property
     def num_late(self) -> float:
         """Pieces of feedback."""
@@ -71,19 +67,19 @@ def test_feedback_counts_until_people_had_their_time() -> None:
     run = Run()
     run.feed(*conversation(*TURNS))
     run.wait(20)
-    assert run.groups() == []
+    assert run.streams.groups == []
     run.feed(said(1.0, "k1", target=call_id("d")), said(0.5, "k2"))
     run.wait(20)
     run.feed(said(-1.0, "k1", target=call_id("d"), at_ms=9))
     run.wait(40)
-    assert [(one.group_id, returns(rows)) for one, rows in run.groups()] == [(KEY, [0.5, 0.5, -0.5, -0.5])]
+    assert [(one.group_id, returns(rows)) for one, rows in run.streams.groups] == [(KEY, [0.5, 0.5, -0.5, -0.5])]
     # What was said of all of it could be about an answer in flight, too.
     assert run.undone() == ["episode_scores@2"]
     run.wait(50)
     assert (run.num_late, run.undone()) == (0, [])
     run.feed(said(1.0, "k3"))
     run.wait(100)
-    assert (len(run.groups()), run.num_late, run.undone()) == (1, 1, [])
+    assert (len(run.streams.groups), run.num_late, run.undone()) == (1, 1, [])
 
 
 def test_what_nobody_rated_in_time_trains_nothing() -> None:
@@ -96,7 +92,7 @@ def test_what_nobody_rated_in_time_trains_nothing() -> None:
     marker, late = (CLOSED.decode(value) for value in run.streams.values(Topic.CLOSED_GROUPS))
     assert (marker.id, marker.disposition, marker.heard) == (KEY, "unscored", ())
     assert (late.disposition, late.heard) == ("late", pieces_of([said(1.0, "k1")]))
-    assert (run.groups(), run.num_late, run.undone()) == ([], 1, [])
+    assert (run.streams.groups, run.num_late, run.undone()) == ([], 1, [])
 
 
 def test_without_a_wait_a_conversation_is_what_it_was_when_it_closed() -> None:
@@ -104,7 +100,7 @@ def test_without_a_wait_a_conversation_is_what_it_was_when_it_closed() -> None:
     run = Run(feedback_wait_s=0.0)
     run.feed(*conversation(*TURNS), said(1.0, "k1"))
     run.wait(12)
-    ((_, rows),) = run.groups()
+    ((_, rows),) = run.streams.groups
     assert (returns(rows), run.undone()) == ([1.0] * 4, [])
 
 
@@ -115,7 +111,7 @@ def test_feedback_on_nothing_is_let_go_after_the_wait() -> None:
     run.wait(30)
     assert run.undone() != []
     run.wait(100)
-    assert (run.groups(), run.num_late, run.undone()) == ([], 1, [])
+    assert (run.streams.groups, run.num_late, run.undone()) == ([], 1, [])
 
 
 @pytest.mark.parametrize("bound", [{"max_open_bytes": 9_000}, {"max_open_groups": 6}])
@@ -128,9 +124,9 @@ def test_the_longest_waiting_conversations_close_early_where_room_is_short(bound
         run.wait(12)
         run.feed(said(1.0, "k", target=call_id(f"q{number}"), conversation_key=key))
         run.wait(1)
-    assert keys[:4] <= [summary.group_id for summary, _ in run.groups()] < keys
+    assert keys[:4] <= [summary.group_id for summary, _ in run.streams.groups] < keys
     run.wait(1_100)
-    assert [(summary.group_id, returns(rows)) for summary, rows in run.groups()] == [(key, [1.0]) for key in keys]
+    assert [(summary.group_id, returns(rows)) for summary, rows in run.streams.groups] == [(key, [1.0]) for key in keys]
     assert (run.num_late, run.undone()) == (0, [])
 
 
@@ -148,7 +144,7 @@ def test_each_episode_of_a_conversation_has_what_was_said_of_it() -> None:
     run.feed(second_request(), said(1.0, "k1", target=call_id("d")), said(0.25, "k2", at_ms=10_000))
     run.feed(said(-1.0, "k3", target=call_id("z"), at_ms=60_000), said(0.5, "k4", at_ms=60_000))
     run.wait(200)
-    found = {summary.group_id: returns(rows) for summary, rows in run.groups()}
+    found = {summary.group_id: returns(rows) for summary, rows in run.streams.groups}
     # Of all of it first .25 was said, then .5, when both episodes were there.
     assert found == {KEY: [0.375, 0.375, 1.375, 1.375], stretch_id(KEY, call_id("z")): [-0.5]}
     assert run.undone() == []
@@ -196,7 +192,7 @@ def test_feedback_on_nothing_is_let_go_however_long_its_conversation_goes_on() -
         run.wait(20)
     assert (run.num_late, "episode_scores@0" in " ".join(run.undone())) == (1, False)
     run.wait(200)
-    assert (len(run.groups()), run.num_late, run.undone()) == (5, 1, [])
+    assert (len(run.streams.groups), run.num_late, run.undone()) == (5, 1, [])
 
 
 def taken_over(run: Run) -> None:
@@ -223,7 +219,7 @@ def test_a_worker_that_takes_over_loses_nothing_by_old_proposals() -> None:
     run.streams.append(Topic.EPISODE_SCORES, EPISODE_SCORES.encode(let_go))
     taken_over(run)
     run.wait(100)
-    ((_, rows),) = run.groups()
+    ((_, rows),) = run.streams.groups
     assert (returns(rows), run.num_late) == ([0.0, 0.0, 1.0, 1.0], 0)
 
 
@@ -308,7 +304,7 @@ def test_late_feedback_takes_no_room_from_what_is_closed() -> None:
         run.feed(said(1.0, f"late-{number}"))
         run.wait(80)
     credit = run.streams.credit
-    assert (len(run.groups()), credit.metrics.value(FEEDBACK_LATE)) == (1, 5)
+    assert (len(run.streams.groups), credit.metrics.value(FEEDBACK_LATE)) == (1, 5)
     credit.reset()
     credit.restore(run.streams.log[Topic.CLOSED_GROUPS])
     (again,) = run.streams.log[Topic.EPISODES]

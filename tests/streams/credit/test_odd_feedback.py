@@ -33,7 +33,7 @@ def choices(is_late: bool, **changes: Any) -> dict[str, tuple[str, float | None]
     run.wait(20 * is_late)
     run.feed(rated)
     run.wait(100)
-    ((_, rows),) = run.groups()
+    ((_, rows),) = run.streams.groups
     return {turn.call_id: (turn.masked, turn.return_) for row in rows for turn in row.turns}
 
 
@@ -59,7 +59,7 @@ def test_feedback_on_a_tool_call_that_is_rated_behind_the_close_is_its_callers()
     run.wait(20)
     run.feed(said(0.5, "k1", target="call_t"))
     run.wait(100)
-    ((summary, rows),) = run.groups()
+    ((summary, rows),) = run.streams.groups
     assert (summary.group_id, returns(rows), run.undone()) == (KEY, [0.5], [])
 
 
@@ -71,7 +71,7 @@ def test_feedback_on_a_conversation_that_was_not_selected_is_late() -> None:
     run.wait(20)
     run.feed(pieces[1])
     run.wait(200)
-    assert (run.streams.values(Topic.EPISODES), run.groups()) == ([], [])
+    assert (run.streams.values(Topic.EPISODES), run.streams.groups) == ([], [])
     assert (late(run), run.undone()) == ({*map(piece_id, pieces)}, [])
 
 
@@ -81,7 +81,7 @@ def test_feedback_on_an_answer_of_another_conversation_is_late() -> None:
     stray = said(1.0, "k1", target=call_id("x"))
     run.feed(*conversation(*TURNS), *conversation(("x", True), key="7a" * 16), stray)
     run.wait(200)
-    assert (run.groups(), late(run), run.undone()) == ([], {piece_id(stray)}, [])
+    assert (run.streams.groups, late(run), run.undone()) == ([], {piece_id(stray)}, [])
 
 
 def test_a_revision_behind_the_close_changes_nothing_and_what_counted_stays() -> None:
@@ -91,7 +91,7 @@ def test_a_revision_behind_the_close_changes_nothing_and_what_counted_stays() ->
     run.wait(100)
     run.feed(said(-1.0, "k1", at_ms=200_000))
     run.wait(200)
-    ((_, rows),) = run.groups()
+    ((_, rows),) = run.streams.groups
     assert (returns(rows), run.num_late, run.undone()) == ([1.0] * 4, 1, [])
 
 
@@ -101,7 +101,7 @@ def test_one_key_of_two_things_is_two_pieces() -> None:
     run.feed(*conversation(*TURNS), said(1.0, "k", target=call_id("b"), at_ms=1))
     run.feed(said(-1.0, "k", target=call_id("d"), at_ms=2))
     run.wait(100)
-    ((_, rows),) = run.groups()
+    ((_, rows),) = run.streams.groups
     assert returns(rows) == [1.0, 1.0, -1.0, -1.0]
 
 
@@ -112,7 +112,7 @@ def test_a_value_that_no_gateway_of_ours_takes_counts_for_nothing(value: float) 
     run.feed(*conversation(*TURNS), said(0.5, "k2", target=call_id("b")))
     run.feed(said(value, "k1", target=call_id("d")))
     run.wait(200)
-    ((_, rows),) = run.groups()
+    ((_, rows),) = run.streams.groups
     assert (returns(rows), run.undone()) == ([0.5, 0.5, 0.0, 0.0], [])
     assert all(EPISODES.decode(value).episode_id == KEY for value in run.streams.values(Topic.EPISODES))
 

@@ -24,7 +24,7 @@ from tests.streams.make import (
 from tracegrad.schemas.metrics import CREDIT_EPISODES
 from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 from tracegrad.schemas.records.rollouts import GroupRef
-from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirRule
 from tracegrad.streams.config import SelectConfig
@@ -63,8 +63,8 @@ def folded(
 
 def group_of(*items: Item, **changes: Any) -> tuple[GroupSummary, list[SegmentRow]]:
     """The one group."""
-    (value,) = folded(*items, **changes).values(Topic.TRANSITIONS)
-    return decode_group(value)
+    (group,) = folded(*items, **changes).groups
+    return group
 
 
 def returns(rows: list[SegmentRow]) -> list[float]:
