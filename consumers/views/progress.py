@@ -23,24 +23,29 @@ _PACE = 20
 """Steps by whose median the time left is told: one slow step, such as with a held-out pass, moves it little."""
 _MIN_PACE = 2
 _MAX_SPARK = 60
+_GREATEST = 1e300
 
 
 def sparkline(values: Sequence[float | None], width: int, *, is_ascii: bool = False) -> str:
     """The values in at most `width` characters, each the mean of its share; from 0, or the least, to the greatest, or
     1 where the greatest is less. A share without a number is a blank."""
     levels = _ASCII if is_ascii else _BLOCKS
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if not known or width < 1:
+    if not (known := _numbers(values)) or width < 1:
         return ""
     low, high = min(0.0, *known), max(1.0, *known)
     num = min(width, len(values))
     cells = []
     for index in range(num):
-        share = values[index * len(values) // num : (index + 1) * len(values) // num]
-        found = [value for value in share if value is not None and math.isfinite(value)]
+        found = _numbers(values[index * len(values) // num : (index + 1) * len(values) // num])
         level = (sum(found) / len(found) - low) / (high - low) if found else -1.0
         cells.append(levels[min(len(levels) - 1, int(level * len(levels)))] if found else " ")
     return "".join(cells)
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    """Those that there are, within what can be added and compared."""
+    found = (value for value in values if value is not None and math.isfinite(value))
+    return [max(-_GREATEST, min(value, _GREATEST)) for value in found]
 
 
 def duration(seconds: float) -> str:

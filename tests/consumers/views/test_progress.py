@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.consumers.audit.small_run import small_run
@@ -67,6 +67,7 @@ def test_a_sparkline_rises_with_the_values() -> None:
 
 
 @given(st.lists(st.none() | st.floats(), max_size=200), st.integers(-3, 100), st.booleans())
+@example([1.4e308, -4e307], 10, False)
 def test_a_sparkline_is_never_wider_than_asked(values: list[float | None], width: int, is_ascii: bool) -> None:
     """Whatever the values are."""
     assert len(sparkline(values, width, is_ascii=is_ascii)) <= max(0, width)
