@@ -42,6 +42,7 @@ from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, GroupRef
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic, Topics
+from tracegrad.streams.assemble.air.apply import Rewarder
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.config import StreamRules
 from tracegrad.streams.folds import build_fold
@@ -259,7 +260,8 @@ def replayed(log: Any, past: Past, tell: Callable[[ReplayProgress], None]) -> Re
     recorded = read_recorded(log, past.topics, past.rules.runs)
     history = History(bounds=bounds_of(recorded, Window(), bounds_in(log, past), {}), recorded=recorded)
     folds = {stage: build_fold(stage, past.rules, past.topics) for stage in STREAMS}
-    again = partial(make_again, rules=past.rules, topics=past.topics, metrics=Metrics())
+    reward = Rewarder(past.rules.air, Metrics())
+    again = partial(make_again, rules=past.rules, topics=past.topics, metrics=Metrics(), reward=reward)
     refold = Refold(folds, again, rate_again, past.topics, recorded)
     sink: Any = Sink()
     return replay(history, log, refold, target=sink, topics=past.topics, stop=threading.Event(), tell=tell)
