@@ -31,7 +31,8 @@ import msgspec
 
 from tracegrad.compose.cli.run import CALCULATOR
 from tracegrad.consumers.page.charts import running_mean
-from tracegrad.consumers.views.results import HeldOut, Results
+from tracegrad.consumers.views.held_out import HeldOut
+from tracegrad.consumers.views.results import Results
 
 _TRACEGRAD = Path(sys.executable).with_name("tracegrad")
 _LIMIT_S = 3600.0
