@@ -69,6 +69,6 @@ def usage_of(attributes: Mapping[str, AttributeValue], kind: SpanKind) -> dict[s
 def _first(attributes: Mapping[str, AttributeValue], keys: Sequence[str]) -> int | None:
     for key in keys:
         num = attributes.get(key)
-        if isinstance(num, int) and 0 < num < 2**31:
+        if type(num) is int and 0 < num < 2**31:
             return num
     return None

@@ -65,3 +65,10 @@ def test_an_http_spans_status_is_read(value: object, expected: int | None) -> No
     """By the new name of the attribute and the old one."""
     assert told(http__response__status_code=value).http_status == expected
     assert told(http__status_code=value).http_status == expected
+
+
+def test_a_number_of_tokens_that_is_a_truth_value_is_none() -> None:
+    """A fact that held `true` for a number could not be read back, and would end each worker that read it."""
+    fields = {"gen_ai__operation__name": "chat", "gen_ai__usage__input_tokens": True}
+    fact = told(**fields)
+    assert (fact.kind, fact.input_tokens) == ("llm", None)
