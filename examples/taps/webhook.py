@@ -3,7 +3,7 @@
     pip install confluent-kafka
     python webhook.py 127.0.0.1:9092 NAME.training_steps http://127.0.0.1:8000/hook        # or NAME.dead_letters
 
-Ctrl-C ends it, a second one at once.
+Ctrl-C ends it within ten seconds, a second one at once.
 At least once: an offset is committed after its record's post was answered; a post that was not is made again, with the
 same `Idempotency-Key`. Where: the line `kafka` of `tracegrad status NAME`, or `bootstrap_servers` in
 runs/NAME/endpoints.json; each topic with its full name: `tracegrad topics list --run NAME`.
@@ -11,8 +11,10 @@ runs/NAME/endpoints.json; each topic with its full name: `tracegrad topics list 
 
 import http.client
 import json
+import os
 import signal
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -51,5 +53,9 @@ try:
         wait_s = 1.0
         consumer.store_offsets(message=message)  # committed every five seconds, and at the end
 except KeyboardInterrupt:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the close commits, and may wait for a broker that is away
-    consumer.close()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The close commits, and may wait for ever for a broker that went away. What is not committed is posted again.
+    closing = threading.Thread(target=consumer.close, daemon=True)
+    closing.start()
+    closing.join(10.0)
+    os._exit(0)
