@@ -39,7 +39,7 @@ async def answer(task):
 with asyncio.Runner() as runner:
     try:
         told = {"answer": runner.run(answer(json.load(sys.stdin)))}
-    except Exception as error:
+    except Exception as error:  # the user's code
         told = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(told, default=str), file=out, flush=True)
 """

@@ -54,7 +54,7 @@ def connect(path: Path, form: FileSchema) -> sqlite3.Connection:
             connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             try:
                 _prepare(connection, path, form)
-            except BaseException:
+            except BaseException:  # Ctrl-C too: an open connection would hold the file
                 connection.close()
                 raise
             return connection

@@ -196,7 +196,7 @@ class Launcher:
                 raise UnavailableError(f"{reference}: {name} died or hung at its start: {child.last_words}")
             if started.op != "ready":
                 raise ConfigurationError(f"{reference}: {started.error}")
-        except BaseException:
+        except BaseException:  # a cancellation too: the child would outlive whoever started it
             await child.kill()
             raise
         return child, started.untraced

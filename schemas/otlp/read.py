@@ -20,7 +20,7 @@ from ..errors import UndecodableError
 from ..reasons import Reason
 from .read_json import read_json
 from .salvage import SalvagedRequest, salvage
-from .signal import LOGS, TRACES, Signal, is_json, items_of
+from .signal import LOGS, TRACES, Signal, is_json, items_of, other_signal
 
 _OTHER_ENCODINGS = (
     ("jaeger_json", re.compile(rb'\s*\{[^{]*"(?:traceId|traceID|spanId|spanID|operationName)"')),
@@ -42,21 +42,21 @@ def read_request(signal: Signal, value: bytes | None) -> SalvagedRequest:
     except UndecodableError as error:
         found, refusal = SalvagedRequest(signal.request()), error
     if next(items_of(signal, found.request), None) is None:
-        refusal = _other_encoding(signal, data) or refusal
+        refusal = _of_another_kind(signal, data) or refusal
     if refusal is not None:
         raise refusal
     return found
 
 
-def _other_encoding(signal: Signal, data: bytes) -> UndecodableError | None:
-    named = next((name for name, begins in _OTHER_ENCODINGS if begins.match(data)), None)
+def _of_another_kind(signal: Signal, data: bytes) -> UndecodableError | None:
+    named = other_signal(signal, data)
+    remedy = "have the exporter write each signal to a topic of its own (docs/collector.md)"
+    if named is None:
+        named = next((name for name, begins in _OTHER_ENCODINGS if begins.match(data)), None)
+        remedy = "set `encoding: otlp_proto` or `otlp_json` at the exporter that writes the topic"
     if named is None:
         return None
-    return UndecodableError(
-        f"expected {signal.items} in OTLP, got {named}; set `encoding: otlp_proto` or `otlp_json` at the exporter that "
-        "writes the topic",
-        reason=Reason.UNDECODABLE,
-    )
+    return UndecodableError(f"expected {signal.items} in OTLP, got {named}; {remedy}", reason=Reason.UNDECODABLE)
 
 
 def decode_spans(value: bytes | None) -> ExportTraceServiceRequest:

@@ -34,7 +34,7 @@ class Signal(NamedTuple):
     """Whether an item without trace and span id is none."""
 
 
-_JSON = re.compile(rb"\s*\{\s*\"(?:resource|scope)_?(?:Spans|Logs|Metrics|spans|logs|metrics)\"")
+_JSON = re.compile(rb"\s*\{\s*\"((?:resource|scope)_?(?:Spans|Logs|Metrics|spans|logs|metrics))\"")
 """How a request in JSON begins, which protobuf reads as no field at all or as damage."""
 TRACES = Signal("spans", Topic.OTLP_SPANS, ExportTraceServiceRequest, "resource_spans", "scope_spans", "spans", True)
 LOGS = Signal(
@@ -45,6 +45,13 @@ LOGS = Signal(
 def is_json(data: bytes) -> bool:
     """Whether a request is OTLP's JSON: no protobuf begins so."""
     return _JSON.match(data) is not None
+
+
+def other_signal(signal: Signal, data: bytes) -> str | None:
+    """What a request in JSON holds, such as `resourceMetrics`, where that is another signal's; else None."""
+    begins = _JSON.match(data)
+    key = begins[1].decode() if begins else signal.resources
+    return None if key.replace("_", "").lower() == signal.resources.replace("_", "") else key
 
 
 def parsed(signal: Signal, data: bytes) -> Any:

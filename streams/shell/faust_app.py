@@ -104,7 +104,7 @@ class _BegunCoroutine:
         while True:
             try:
                 sent = yield waits_for
-            except BaseException as error:
+            except BaseException as error:  # whatever is thrown in is the coroutine's to answer
                 resume = functools.partial(self._coroutine.throw, error)
             else:
                 resume = functools.partial(self._coroutine.send, sent)

@@ -40,7 +40,7 @@ def judge(grade: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
         result = grade(request["task"], request["output"], request["attempt"])
         if inspect.isawaitable(result):
             result = asyncio.run(_resolve(result))
-    except Exception as error:
+    except Exception as error:  # the user's code
         return {"unscored": f"grader raised {type(error).__name__}: {error}"[:300]}
     if result is None:
         return {"unscored": "grader returned None"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -149,6 +150,17 @@ def test_another_encoding_of_spans_is_a_dead_letter_that_names_it_and_the_remedy
     letter = dead_letter_fields(output.headers)
     assert letter["reason"] == "undecodable"
     assert f"got {encoding}" in letter["detail"] and "encoding: otlp_proto" in letter["detail"]
+
+
+@pytest.mark.parametrize("key", ["resourceMetrics", "resourceLogs", "resource_logs"])
+def test_another_signal_in_json_is_a_dead_letter_that_names_it_and_the_remedy(key: str) -> None:
+    """A Collector may be told to write all to one topic; nothing of it is a span, and nothing is passed over."""
+    (output,) = fold(
+        Normalize(config(), TOPICS), Topic.OTLP_SPANS, json.dumps({key: [{"schemaUrl": "x"}]}).encode()
+    ).outputs
+    letter = dead_letter_fields(output.headers)
+    assert letter["reason"] == "undecodable"
+    assert f"got {key}" in letter["detail"] and "topic of its own" in letter["detail"]
 
 
 @pytest.mark.parametrize("value", [b"", b'{"resourceSpans": []}', b' {\n"resource_spans":[{"scope_spans":[]}]}'])
