@@ -8,7 +8,7 @@ ARGS ?=
 TIER ?=
 WITHIN ?= 7200
 CHAOS := tests/e2e/test_chaos_tier.py
-RUNS := tests/e2e tests/compose/history tests/compose/page tests/compose/run
+RUNS := tests/e2e tests/compose
 INSTALL = test -n "$(PYTHON3)" || { echo "tracegrad: expected python3 on PATH, got none; install Python 3.11" >&2; exit 2; }; \
 	"$(PYTHON3)" "$(ROOT)requirements/install.py"
 
@@ -39,7 +39,7 @@ tested:  ## write this commit as the one on which all tests were green last
 mutants: env  ## bring old faults back, one at a time: does a test turn red (tests/mutants)
 	@cd "$(ROOT)" && $(PYTHON) -m tests.mutants.run $(ARGS)
 
-# Half of what tests of whole runs do is waiting for processes, so they run beside the others.
+# What tests of whole runs do is half waiting for processes: with all of compose they run beside the others.
 suite:
 	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(TIER) $(if $(strip $(ARGS)),$(ARGS),--durations=20 $(addprefix --ignore=,$(RUNS)))
 
