@@ -20,7 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.render.local_render import LocalTemplate, load
+from tracegrad.producers.llm_gateway.render.local_render import parse
+from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, load
 
 SAID = '<tool_call>\n{"name": "calc", "arguments": {"expr": "12+34"}}\n</tool_call>'
 MAX_TOKENS = 2048
@@ -42,7 +43,7 @@ def application(template: LocalTemplate, label: str) -> Starlette:
     async def derender(request: Request) -> Response:
         body = msgspec.json.decode(await request.body())
         said, asked = body["generate_response"], OPENAI_CHAT.read(body["chat_request"])
-        parsed = template.parse(asked, said["prompt_token_ids"], said["choices"][0]["token_ids"])
+        parsed = parse(template, asked, said["prompt_token_ids"], said["choices"][0]["token_ids"])
         calls = [{"function": {"name": name, "arguments": text}} for name, text in parsed.tool_calls]
         return _json({"choices": [{"message": {"content": parsed.content, "tool_calls": calls}}]})
 

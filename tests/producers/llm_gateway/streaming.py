@@ -13,7 +13,8 @@ from tests.fake_engine.tokenizer import toy_decoder
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, ROLLOUT, Rig, rig
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.engines.engine import RenderedIds, Waits
-from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate
+from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer
+from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate
 
 PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1"
 BODIES: dict[str, dict[str, Any]] = {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from tests.house import ROOT, files_imported, imports, name_of
 from tests.producers.llm_gateway.taught_model import DATA, TOOLS
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
@@ -19,7 +20,8 @@ from tracegrad.producers.llm_gateway.engines.engine import (
     RenderedIds,
     waits_until,
 )
-from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate, can_render, load, prove
+from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, parse, prove
+from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, can_render, load
 from tracegrad.schemas.errors import EngineRefusal
 
 pytestmark = pytest.mark.slow
@@ -56,7 +58,7 @@ class Engine:
         self, request: ChatRequest, prompt_ids: list[int], sampled: Sequence[LogprobEntry], waits: Any
     ) -> ParsedMessage:
         self.num_asked += 1
-        return self.template.parse(request, prompt_ids, [entry.token_id for entry in sampled])
+        return parse(self.template, request, prompt_ids, [entry.token_id for entry in sampled])
 
 
 @pytest.fixture(params=["qwen2_5", "trimming"])
@@ -157,3 +159,35 @@ def test_half_a_character_is_held_back(folder: Path) -> None:
     ids = template.encode("a\U0001f642")
     assert template.decode([], ids, skip_special_tokens=True) == "a\U0001f642"
     assert template.decode([], ids[:-1], skip_special_tokens=True) == "a"
+
+
+@pytest.mark.parametrize(
+    ("marked", "plain"),
+    [
+        ("a {%- generation %} b {% endgeneration %}\nc", "a b c"),
+        ("a {% generation -%} b {%- endgeneration -%} c", "a bc"),
+    ],
+)
+def test_tags_of_training_print_nothing(folder: Path, marked: str, plain: str) -> None:
+    """transformers marks an assistant's tokens by them; the white space around them is the tag's to take."""
+    (folder / "chat_template.jinja").write_text(marked)
+    template = loaded(folder)
+    assert template.ids(asked(), to_generate=True) == template.encode(plain)
+
+
+def test_the_template_is_loaded_without_an_engine() -> None:
+    """The command line renders a history where no engine and no HTTP client is installed."""
+    found, todo = set[Path](), [ROOT / "producers/llm_gateway/render/local_template.py"]
+    while todo:
+        path = todo.pop()
+        if path not in found:
+            found.add(path)
+            todo += files_imported(path)
+    assert {name_of(path) for path in found} & {
+        f"producers/llm_gateway/engines/{it}.py" for it in ("engine", "vllm")
+    } == set()
+    assert not {module.split(".")[0] for path in found for module, *_ in imports(path)} & {
+        "aiohttp",
+        "yarl",
+        "starlette",
+    }
