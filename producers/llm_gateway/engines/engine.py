@@ -137,11 +137,15 @@ class ParsedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """As the engine words them; None: the request asks for none."""
 
 
-class Renderer(Protocol):
-    """Template, tokenizer and parser of a policy: an Engine, or what may stand before it (render/local_render.py)."""
+class PromptRenderer(Protocol):
+    """Template and tokenizer of a policy."""
 
     async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
         """The ids of a conversation; `to_generate` adds the generation prompt and derives the grammar."""
+
+
+class Renderer(PromptRenderer, Protocol):
+    """With a parser: an Engine, or what may stand before it (render/local_render.py)."""
 
     async def count(self, request: ChatRequest, waits: Waits) -> int:
         """The ids of a conversation, with a generation prompt, however many; also more than an engine would take."""

@@ -25,7 +25,7 @@ from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.records.calls import ToolCall
 
 from ..api.chat_request import ChatRequest, Message, OtherPart, TextPart, Tool
-from ..engines.engine import Renderer, Waits
+from ..engines.engine import PromptRenderer, Waits
 
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _LETTERS = string.ascii_letters + string.digits
@@ -59,7 +59,7 @@ class TemplateRefusals:
     def __init__(self) -> None:
         self._known: dict[str, bool] = {}
 
-    async def has(self, what: str, renderer: Renderer, waits: Waits) -> bool:
+    async def has(self, what: str, renderer: PromptRenderer, waits: Waits) -> bool:
         """Whether it refuses this, and takes what would be made of it."""
         if what not in self._known:
             takes = [await _takes(renderer, probe, waits) for probe in _PROBES[what]]
@@ -67,7 +67,7 @@ class TemplateRefusals:
         return self._known[what]
 
 
-async def _takes(renderer: Renderer, probe: ChatRequest, waits: Waits) -> bool:
+async def _takes(renderer: PromptRenderer, probe: ChatRequest, waits: Waits) -> bool:
     try:
         await renderer.ids(probe, waits, to_generate=False)
     except EngineRefusal:
@@ -76,7 +76,7 @@ async def _takes(renderer: Renderer, probe: ChatRequest, waits: Waits) -> bool:
 
 
 async def normalised(
-    request: ChatRequest, refused: TemplateRefusals, renderer: Renderer, waits: Waits
+    request: ChatRequest, refused: TemplateRefusals, renderer: PromptRenderer, waits: Waits
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages, and what was done to them: `systems`, `users`, `long_ids`."""
     messages, done = request.messages, []
