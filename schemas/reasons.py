@@ -1,14 +1,13 @@
 """Every reason for which something is left out: where it is seen, a sentence for people, and what to do.
 
 In: a word, as records, dead letters and metrics hold it. Out: its words. A member's docstring is its row of
-docs/reasons.md: `where it is seen: the sentence -> the remedy` (`python -m tracegrad.schemas.reasons` prints the page).
+docs/reasons.md (compose/metrics/reasons_page.py): `where it is seen: the sentence -> the remedy`.
 Invariant: whatever is raised or counted with a reason has a member here; what it writes are the same bytes as before
 there was one. Failure: none; a word of a later release, or of a user's own, is shown as it is.
 """
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
@@ -312,25 +311,3 @@ def reason_text(word: str) -> str:
     """How a word is shown to people: `stale: It was sampled by too old a version`."""
     sentence = row_of(word).sentence
     return word if sentence == word else f"{word}: {sentence.removesuffix('.')}"
-
-
-_HEAD = """# Reasons
-
-Whatever is left out is counted, and says why by one of these words: in the headers of a dead letter, on a record
-(`masked` of a call, `excluded` of a rollout or a group, `skipped` of a step), in an answer's `code`, as the label of a
-metric. Where people read such a word, its sentence stands behind it; a word of a later release stands alone. A row is
-the docstring of the reason in `schemas/reasons.py`. `unwritable` is written with a topic: `unwritable_episodes`.
-
-| reason | seen as | what it means | what to do |
-|---|---|---|---|"""
-
-
-def reasons_markdown() -> str:
-    """The text of docs/reasons.md."""
-    rows = ((word, row_of(word)) for word in sorted(Reason))
-    told = (f"| `{word}` | {', '.join(row.seen)} | {row.sentence} | {row.remedy} |" for word, row in rows)
-    return "\n".join([_HEAD, *told, ""])
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reasons_markdown())
