@@ -139,6 +139,41 @@ class Reason(StrEnum):
     """call: The engine did not say which weight version sampled it. -> Let the LLM gateway ask an engine that
     serves this run's versions only."""
 
+    TEXT = "text"
+    """call: Its texts are known, and not the token ids that were sampled. -> Train it by `--mode filter`, or have the
+    engine tell ids."""
+    OTHER_TOKENIZER = "other_tokenizer"
+    """call: The token ids that are told do not spell its texts by the policy's tokenizer. -> Name the model that
+    sampled them in [policy] model, or train the texts by `--mode filter`."""
+    NO_LOGPROBS_TOLD = "no_logprobs_told"
+    """call: Its token ids are told without their logprobs. -> Let the agent ask the engine for logprobs, or train it by
+    `--mode filter`."""
+    NO_TEMPERATURE_TOLD = "no_temperature_told"
+    """call: Its token ids are told, and not the temperature that sampled them. -> Set [history] temperature."""
+    RAW_LOGPROBS = "raw_logprobs"
+    """call: Its logprobs are those before temperature, top_p, top_k or min_p. -> Set [history] logprobs = "processed"
+    if the engine gave those behind them, or sample at temperature 1 without the others."""
+    NO_PROMPT_TOLD = "no_prompt_told"
+    """call: Nobody told the messages of its prompt. -> Switch on the recording of content in the instrumentation."""
+    NO_ANSWER_TOLD = "no_answer_told"
+    """call: Nobody told its answer. -> Switch on the recording of content in the instrumentation."""
+    NO_TOOLS_TOLD = "no_tools_told"
+    """call: Nobody told which tools the model had. -> Name them by [history] tools."""
+    UNFINISHED = "unfinished"
+    """call: An error, or a filter of the provider, broke its answer off. -> Nothing to do: it is no whole answer."""
+    OTHER_PARTS = "other_parts"
+    """call: Its messages have images, audio or files. -> Nothing to do: texts alone can train."""
+    OTHER_ROLE = "other_role"
+    """call: A message has a role that no chat template knows. -> Use the roles of OpenAI's chat completions."""
+    ODD_ARGUMENTS = "odd_arguments"
+    """call: Its answer calls a tool with arguments that are no JSON object. -> Nothing to do: no template has them."""
+    SPELLS_END = "spells_end"
+    """call: Its answer spells the token that ends a message. -> Nothing to do: the policy would end there."""
+    TEMPLATE_REFUSES = "template_refuses"
+    """call: The policy's chat template refuses its messages. -> Choose another template (docs/templates.md)."""
+    TEMPLATE_REWRITES = "template_rewrites"
+    """call: With its answer the chat template writes the prompt otherwise than without. -> Choose another template
+    (docs/templates.md)."""
     ABORTED = "aborted"
     """rollout: The attempt was broken off, through no fault of the agent's. -> Read in the runner's log why
     attempts break off."""
@@ -277,10 +312,10 @@ class Reason(StrEnum):
     """new segment: The chat template drops earlier messages. -> Choose a template that keeps them
     (docs/templates.md)."""
     NO_END_OF_MESSAGE = "no_end_of_message"
-    """new segment: The chat template does not end the answer as it was sampled. -> Choose another template
-    (docs/templates.md)."""
+    """new segment, call: The chat template does not end the answer as it is sampled. -> Choose another template
+    (docs/templates.md), or name the end in eos_token_id of the model's generation_config.json."""
     ANSWER_DROPPED = "answer_dropped"
-    """new segment: The chat template leaves out a part of the answer. -> Choose another template
+    """new segment, call: The chat template leaves out a part of the answer. -> Choose another template
     (docs/templates.md)."""
     PART_REFUSED = "part_refused"
     """new segment: The chat template refuses the conversation without its last messages. -> Choose another template

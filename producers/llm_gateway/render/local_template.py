@@ -66,6 +66,11 @@ class LocalTemplate:
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError):
             return None
 
+    def text(self, ids: Sequence[int]) -> str:
+        """What whole ids spell, special tokens too."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def decode(self, prompt_ids: Sequence[int], ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text as the engine streams it: bytes that are no character yet are held back."""
         step = self.decoder(prompt_ids, skip_special_tokens)

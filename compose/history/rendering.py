@@ -1,0 +1,323 @@
+"""A call that was told in words, as token ids of the policy that is to learn from it.
+
+In: ToldCall; a model's folder, read once. Out: CallTokens, or why it has none. Pure but for the reading.
+The prompt is rendered as the gateway and its engine would (producers/llm_gateway/render/), and the answer is what the
+template writes more when it follows:
+
+    prompt    render(messages, with the generation prompt)    <user>..<end> <assistant>
+    in full   render(messages + answer)                       <user>..<end> <assistant> the answer <end> \\n
+                                                              -> answer ids: the answer <end>
+
+It ends with the first token at which the engine stops; what the template writes behind that is the next prompt's.
+Invariant: ids are never guessed: where in full does not begin with the prompt, where the answer's words or its end are
+not in it, there are none, and a reason. Ids that are told count if they spell the words that are told with them.
+Nobody proves the rendering equal to an engine's; its digests say by what it was made. Failure: ConfigurationError for a
+folder whose template or tokenizer cannot be read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import unicodedata
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message, Tool
+from tracegrad.producers.llm_gateway.engines.engine import RenderedIds, Waits
+from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, load, object_of
+from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised
+from tracegrad.schemas.errors import ConfigurationError, EngineRefusal, RecordError
+from tracegrad.schemas.reasons import Reason
+from tracegrad.schemas.records.tokens import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToldSampling
+
+from ..engine.model_folder import read_chat_template
+
+_ROLES = ("system", "user", "assistant", "tool")
+_NO_WAITS = Waits(sticky="", deadline=0.0)
+_NO_IDS: Ids = np.zeros(0, np.int32)
+T = TypeVar("T")
+
+
+class CallTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids of a call."""
+
+    prompt: Ids = _NO_IDS
+    answer: Ids = _NO_IDS
+    """With the token that ends the message, but for an answer that met the token limit."""
+    logprobs: Logprobs | None = None
+    """Of each id of the answer; None: it was rendered, or they are not told."""
+    temperature: float | None = None
+    """At which the answer was sampled, where its ids are told; None: nobody says."""
+    reason: str = ""
+    """Why there are no ids; empty: there are."""
+    masked: str = ""
+    """Why they cannot train by a ratio of probabilities, though by the likelihood; empty: they can."""
+
+
+class TextDigests(NamedTuple):
+    """What ids are made by, as SHA-256 in hex."""
+
+    template: str
+    """Of the template, the special tokens that it may name, and the tokens at which the engine stops."""
+    tokenizer: str
+    """Of tokenizer.json."""
+
+
+class ExactIdRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user says of a history's token ids."""
+
+    temperature: float | None = None
+    """Of calls that do not tell theirs."""
+    are_processed: bool = False
+    """Logprobs are those behind temperature and filters (vLLM's `--logprobs-mode processed_logprobs`)."""
+
+
+class HistoryRenderer:
+    """Made by `load_history_renderer`. Not thread-safe."""
+
+    def __init__(
+        self,
+        template: LocalTemplate,
+        terminals: Mapping[int, str],
+        digests: TextDigests,
+        rules: ExactIdRules,
+    ) -> None:
+        """`terminals`: the tokens at which the engine stops, and how they are spelled."""
+        self.digests = digests
+        self._template = template
+        self._terminals = terminals
+        self._rules = rules
+        self._refused = TemplateRefusals()
+
+    def tokens(self, call: ToldCall) -> CallTokens:
+        """The ids of a call: those that are told, where they spell its words, else by the template."""
+        if reason := _why_untold(call):
+            return CallTokens(reason=reason)
+        if call.ids is None:
+            return self._rendered(call, Reason.TEXT)
+        return self._exact(call) or self._rendered(call, Reason.OTHER_TOKENIZER)
+
+    def _exact(self, call: ToldCall) -> CallTokens | None:
+        """None: the ids do not spell the words."""
+        assert call.ids is not None and call.answer is not None
+        try:
+            prompt, answer = ids_from_bytes(call.ids.prompt), ids_from_bytes(call.ids.sampled)
+            logprobs = logprobs_from_bytes(call.ids.logprobs) if call.ids.logprobs else None
+        except RecordError:
+            return None
+        both = np.concatenate([prompt, answer])
+        if not len(prompt) or not len(answer) or both.min() < 0 or both.max() >= self._template.vocab_size:
+            return None
+        asked = _comparable(self._template.text(prompt.tolist()))
+        told = (it.content for it in call.messages or () if it.role != "assistant" and it.content)
+        if not all(_spells(asked, content) for content in told) or not self._says(answer.tolist(), call.answer):
+            return None
+        temperature = self._rules.temperature if call.sampling.temperature is None else call.sampling.temperature
+        masked = ""
+        if logprobs is None:
+            masked = Reason.NO_LOGPROBS_TOLD
+        elif len(logprobs) != len(answer):
+            masked = Reason.BAD_LOGPROBS
+        elif temperature is None:
+            masked = Reason.NO_TEMPERATURE_TOLD
+        elif not self._rules.are_processed and (temperature != 1 or _is_filtered(call.sampling)):
+            masked = Reason.RAW_LOGPROBS
+        return CallTokens(prompt=prompt, answer=answer, logprobs=logprobs, temperature=temperature, masked=masked)
+
+    def _rendered(self, call: ToldCall, masked: str) -> CallTokens:
+        """`masked`: why the ids, if there are any, are not those that were sampled."""
+        if reason := self._why_unwritable(call):
+            return CallTokens(reason=reason)
+        assert call.answer is not None
+        renderer = _DatedTemplate(self._template, call.started_ns)
+        request = _request(call)
+        messages, _ = _result(normalised(request, self._refused, renderer, _NO_WAITS))
+        request = msgspec.structs.replace(request, messages=messages)
+        prompt = renderer.render(msgspec.structs.replace(request, messages=messages[:-1]), to_generate=True)
+        in_full = renderer.render(request, to_generate=False)
+        if prompt is None or in_full is None:
+            return CallTokens(reason=Reason.TEMPLATE_REFUSES)
+        answer = in_full[len(prompt) :]
+        if in_full[: len(prompt)] != prompt:
+            return CallTokens(reason=Reason.TEMPLATE_REWRITES)
+        end = next((place for place, token in enumerate(answer) if token in self._terminals), None)
+        if end is None:
+            return CallTokens(reason=Reason.NO_END_OF_MESSAGE)
+        if not self._says(answer[:end], call.answer):
+            return CallTokens(reason=Reason.ANSWER_DROPPED)
+        answer = answer[: end if call.finish_reason == "length" else end + 1]
+        return CallTokens(prompt=np.asarray(prompt, np.int32), answer=np.asarray(answer, np.int32), masked=masked)
+
+    def _why_unwritable(self, call: ToldCall) -> str:
+        """Why no template could write the call as it was told; empty: one could."""
+        assert call.answer is not None
+        if call.messages is None:
+            return Reason.NO_PROMPT_TOLD
+        if call.tools is None:
+            return Reason.NO_TOOLS_TOLD
+        if any(role not in _ROLES for role in _roles(call.messages)):
+            return Reason.OTHER_ROLE
+        asked = call.answer.tool_calls
+        if asked and call.finish_reason == "length":
+            return Reason.TRUNCATED
+        if any(object_of(it.arguments or "{}") is None for it in asked):
+            return Reason.ODD_ARGUMENTS
+        said = (call.answer.content or "", call.answer.reasoning or "", *(it.arguments for it in asked))
+        if any(end in text for end in self._terminals.values() for text in said):
+            return Reason.SPELLS_END
+        return ""
+
+    def _says(self, ids: Sequence[int], answer: ChatMessage) -> bool:
+        """Whether ids spell the answer. Content beside tool calls is not looked for: some templates have no place for
+        it (Llama 3), there and in later prompts alike; nor are thoughts, which many leave out."""
+        if ids and ids[-1] in self._terminals:
+            ids = ids[:-1]
+        said = _comparable(self._template.text(ids)).strip()
+        if answer.tool_calls:
+            return all(
+                _spells(said, text) for call in answer.tool_calls for text in (call.name, *_texts(call.arguments))
+            )
+        # A model's thoughts may stand before it, a stop string behind it.
+        content = _comparable((answer.content or "").rpartition("</think>")[2]).strip()
+        return said.startswith(content) or said.endswith(content)
+
+
+class _DatedTemplate:
+    """A PromptRenderer on the day of a call, which some templates write into the prompt (Llama 3, gpt-oss); of a call
+    without a time they know no day, and write one of their own or refuse."""
+
+    def __init__(self, template: LocalTemplate, started_ns: int) -> None:
+        self._template = template
+        self._variables: dict[str, Any] = {}
+        if started_ns > 0:
+            day = datetime.datetime.fromtimestamp(started_ns // 1_000_000_000, datetime.UTC)
+            self._variables["strftime_now"] = day.strftime
+
+    def render(self, request: ChatRequest, *, to_generate: bool) -> list[int] | None:
+        """As LocalTemplate.render."""
+        return self._template.render(request, to_generate=to_generate, **self._variables)
+
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
+        """See PromptRenderer."""
+        ids = self.render(request, to_generate=to_generate)
+        if ids is None:
+            raise EngineRefusal("the template refuses it")
+        return RenderedIds(ids=ids)
+
+
+def load_history_renderer(folder: Path, rules: ExactIdRules, *, chat_template: Path | None = None) -> HistoryRenderer:
+    """Reads a model's folder.
+
+    Args:
+        chat_template: a file whose template is used instead of the folder's.
+    Raises:
+        ConfigurationError: its template or its tokenizer cannot be read.
+    """
+    try:
+        source = read_chat_template(folder) if chat_template is None else chat_template.read_text()
+        template = None if source is None else load(folder, source)
+        tokenizer = (folder / "tokenizer.json").read_bytes()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"[policy] model: cannot read {folder}: {error}") from error
+    if template is None:
+        raise ConfigurationError(
+            f"[policy] model: expected a chat template and a tokenizer that can be read in {folder}, since this run "
+            "turns words into its token ids; name an instruct model, or a template by [policy] chat_template"
+        )
+    terminals = _terminals(folder, template)
+    made_by = json.dumps([source, template.special_tokens, sorted(terminals)], sort_keys=True).encode()
+    digests = TextDigests(hashlib.sha256(made_by).hexdigest(), hashlib.sha256(tokenizer).hexdigest())
+    return HistoryRenderer(template, terminals, digests, rules)
+
+
+def _terminals(folder: Path, template: LocalTemplate) -> dict[int, str]:
+    """The tokens at which vLLM ends an answer: the tokenizer's end, and those that the model's generation names."""
+    found = template.encode(template.special_tokens.get("eos_token", ""))[:2]
+    if len(found) > 1:
+        found = []
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            named = json.loads((folder / name).read_bytes()).get("eos_token_id")
+            found += named if isinstance(named, list) else [] if named is None else [named]
+            break
+    return {token: text for token in found if (text := template.text([token]))}
+
+
+def _why_untold(call: ToldCall) -> str:
+    """Why what is told of a call is not enough; tools are needed only to render it."""
+    if lacks := [reason for reason in call.lacks if reason != Reason.NO_TOOLS_TOLD]:
+        return lacks[0]
+    if call.finish_reason == "content_filter":
+        return Reason.UNFINISHED
+    if call.answer is None or (call.answer.content is None and not call.answer.tool_calls):
+        return Reason.NO_ANSWER_TOLD
+    if any(message.num_other_parts for message in (*(call.messages or ()), call.answer)):
+        return Reason.OTHER_PARTS
+    return ""
+
+
+def _request(call: ToldCall) -> ChatRequest:
+    """As the gateway would have it of this conversation, its answer last."""
+    assert call.messages is not None and call.answer is not None
+    roles = (*_roles(call.messages), "assistant")
+    messages = (
+        Message(
+            role=role,
+            content=it.content,
+            tool_calls=it.tool_calls,
+            tool_call_id=it.tool_call_id,
+            name=it.name,
+            reasoning=it.reasoning,
+        )
+        for role, it in zip(roles, (*call.messages, call.answer), strict=True)
+    )
+    tools = (Tool(name=it.name, description=it.description, parameters=it.parameters) for it in call.tools or ())
+    return ChatRequest(messages=tuple(messages), tools=tuple(tools) or None)
+
+
+def _roles(messages: Sequence[ChatMessage]) -> list[str]:
+    """OpenAI's later name of a system that comes first is one that few templates know; vLLM writes it so too."""
+    roles = [message.role for message in messages]
+    return ["system" if role == "developer" and place == 0 else role for place, role in enumerate(roles)]
+
+
+def _is_filtered(sampling: ToldSampling) -> bool:
+    return (sampling.top_p or 1) < 1 or (sampling.top_k or 0) > 0 or (sampling.min_p or 0) > 0
+
+
+def _comparable(text: str) -> str:
+    """Some tokenizers compose what a client sent decomposed."""
+    return unicodedata.normalize("NFC", text)
+
+
+def _spells(text: str, piece: str) -> bool:
+    """Whether a comparable text holds a piece, as it is or as JSON writes it; white space around it does not count."""
+    piece = _comparable(piece).strip()
+    return piece in text or any(json.dumps(piece, ensure_ascii=flag)[1:-1] in text for flag in (False, True))
+
+
+def _texts(arguments: str) -> Iterator[str]:
+    """The texts in a tool call's arguments, at any depth."""
+    todo: list[Any] = [object_of(arguments)]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, (dict, list)):
+            todo += value.values() if isinstance(value, dict) else value
+
+
+def _result(work: Coroutine[Any, Any, T]) -> T:
+    """Of a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("expected a coroutine that waits for nothing")
