@@ -113,7 +113,7 @@ class HistoryRenderer:
         except RecordError:
             return None
         both = np.concatenate([prompt, answer])
-        if not len(prompt) or not len(answer) or both.min() < 0 or both.max() >= self._template.vocab_size:
+        if not len(prompt) or not len(answer) or both.min() < 0 or not self._template.text([int(both.max())]):
             return None
         asked = _comparable(self._template.text(prompt.tolist()))
         told = (it.content for it in call.messages or () if it.role != "assistant" and it.content)

@@ -24,6 +24,8 @@ from tests.compose.history.telling import (
     source,
     told,
 )
+from tests.fake_engine.model_folder import write_model_folder
+from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.llm_gateway.real_templates import NOW
 from tracegrad.compose.history.rendering import CallTokens, ExactIdRules, load_history_renderer
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
@@ -255,3 +257,17 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     template.write_text(source("qwen2_5"))
     named = load_history_renderer(folder, ExactIdRules(), chat_template=template)
     assert named.tokens(told()).reason == ""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_scripted_engine_would_render_the_same(tmp_path: Path, seed: int) -> None:
+    """By its template and tokenizer as files; recordings of agents are made with it."""
+    engine, renderer = ScriptedEngine(), load_history_renderer(write_model_folder(tmp_path), ExactIdRules())
+    for call in conversation(seed):
+        got = renderer.tokens(call)
+        assert call.messages is not None and call.answer is not None and got.reason == ""
+        tools = [{"function": {"name": tool.name}} for tool in call.tools or ()]
+        messages = [form(message) for message in call.messages]
+        assert got.prompt.tolist() == engine.render(messages, tools, generation_prompt=True)
+        in_full = engine.render([*messages, form(call.answer)], tools, generation_prompt=False)
+        assert [*got.prompt.tolist(), *got.answer.tolist()] == in_full[:-1]
