@@ -154,7 +154,7 @@ class Reason(StrEnum):
     """call: Its logprobs are those before temperature, top_p, top_k or min_p. -> Set [history] logprobs = "processed"
     if the engine gave those behind them, or sample at temperature 1 without the others."""
     NO_PROMPT_TOLD = "no_prompt_told"
-    """call: Nobody told the messages of its prompt. -> Switch on the recording of content in the instrumentation."""
+    """call: Nobody told its prompt, or not the whole. -> Switch on the recording of content in the instrumentation."""
     NO_ANSWER_TOLD = "no_answer_told"
     """call: Nobody told its answer. -> Switch on the recording of content in the instrumentation."""
     NO_TOOLS_TOLD = "no_tools_told"

@@ -21,7 +21,7 @@ import datetime
 import hashlib
 import json
 import unicodedata
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,7 +32,7 @@ from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Messag
 from tracegrad.producers.llm_gateway.engines.engine import RenderedIds, Waits
 from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, load, object_of
 from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised
-from tracegrad.schemas.errors import ConfigurationError, EngineRefusal, RecordError
+from tracegrad.schemas.errors import ConfigurationError, EngineRefusal
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.tokens import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToldSampling
@@ -40,6 +40,9 @@ from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToldSampling
 from ..engine.model_folder import read_chat_template
 
 _ROLES = ("system", "user", "assistant", "tool")
+_MESSAGE_FIELDS = ("content", "tool_calls", "tool_call_id", "name", "reasoning")
+_LIMITS = ("length", "max_tokens")
+"""As OpenAI, and as Anthropic and Google say that an answer met its limit."""
 _NO_WAITS = Waits(sticky="", deadline=0.0)
 _NO_IDS: Ids = np.zeros(0, np.int32)
 T = TypeVar("T")
@@ -58,7 +61,7 @@ class CallTokens(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why there are no ids; empty: there are."""
     masked: str = ""
-    """Why they cannot train by a ratio of probabilities, though by the likelihood; empty: they can."""
+    """Of ids: why they cannot train by a ratio of probabilities, though by the likelihood; empty: they can."""
 
 
 class TextDigests(NamedTuple):
@@ -83,11 +86,7 @@ class HistoryRenderer:
     """Made by `load_history_renderer`. Not thread-safe."""
 
     def __init__(
-        self,
-        template: LocalTemplate,
-        terminals: Mapping[int, str],
-        digests: TextDigests,
-        rules: ExactIdRules,
+        self, template: LocalTemplate, terminals: Mapping[int, str], digests: TextDigests, rules: ExactIdRules
     ) -> None:
         """`terminals`: the tokens at which the engine stops, and how they are spelled."""
         self.digests = digests
@@ -107,11 +106,8 @@ class HistoryRenderer:
     def _exact(self, call: ToldCall) -> CallTokens | None:
         """None: the ids do not spell the words."""
         assert call.ids is not None and call.answer is not None
-        try:
-            prompt, answer = ids_from_bytes(call.ids.prompt), ids_from_bytes(call.ids.sampled)
-            logprobs = logprobs_from_bytes(call.ids.logprobs) if call.ids.logprobs else None
-        except RecordError:
-            return None
+        prompt, answer = ids_from_bytes(call.ids.prompt), ids_from_bytes(call.ids.sampled)
+        logprobs = logprobs_from_bytes(call.ids.logprobs) if call.ids.logprobs else None
         both = np.concatenate([prompt, answer])
         if not len(prompt) or not len(answer) or both.min() < 0 or not self._template.text([int(both.max())]):
             return None
@@ -136,13 +132,9 @@ class HistoryRenderer:
         if reason := self._why_unwritable(call):
             return CallTokens(reason=reason)
         assert call.answer is not None
-        renderer = _DatedTemplate(self._template, call.started_ns)
-        request = _request(call)
-        messages, _ = _result(normalised(request, self._refused, renderer, _NO_WAITS))
-        request = msgspec.structs.replace(request, messages=messages)
-        prompt = renderer.render(msgspec.structs.replace(request, messages=messages[:-1]), to_generate=True)
-        in_full = renderer.render(request, to_generate=False)
-        if prompt is None or in_full is None:
+        try:
+            prompt, in_full = _result(self._prompt_and_in_full(call))
+        except EngineRefusal:
             return CallTokens(reason=Reason.TEMPLATE_REFUSES)
         answer = in_full[len(prompt) :]
         if in_full[: len(prompt)] != prompt:
@@ -152,20 +144,28 @@ class HistoryRenderer:
             return CallTokens(reason=Reason.NO_END_OF_MESSAGE)
         if not self._says(answer[:end], call.answer):
             return CallTokens(reason=Reason.ANSWER_DROPPED)
-        answer = answer[: end if call.finish_reason == "length" else end + 1]
+        answer = answer[: end if _finish_of(call) in _LIMITS else end + 1]
         return CallTokens(prompt=np.asarray(prompt, np.int32), answer=np.asarray(answer, np.int32), masked=masked)
+
+    async def _prompt_and_in_full(self, call: ToldCall) -> tuple[list[int], list[int]]:
+        """Raises EngineRefusal, as the gateway's renderers do."""
+        renderer, request = _DatedTemplate(self._template, call.started_ns), _request(call)
+        messages, _ = await normalised(request, self._refused, renderer, _NO_WAITS)
+        asked, in_full = (msgspec.structs.replace(request, messages=it) for it in (messages[:-1], messages))
+        prompt = await renderer.ids(asked, _NO_WAITS)
+        return prompt.ids, (await renderer.ids(in_full, _NO_WAITS, to_generate=False)).ids
 
     def _why_unwritable(self, call: ToldCall) -> str:
         """Why no template could write the call as it was told; empty: one could."""
         assert call.answer is not None
-        if call.messages is None:
+        if call.messages is None or not _is_whole(call.messages):
             return Reason.NO_PROMPT_TOLD
         if call.tools is None:
             return Reason.NO_TOOLS_TOLD
         if any(role not in _ROLES for role in _roles(call.messages)):
             return Reason.OTHER_ROLE
         asked = call.answer.tool_calls
-        if asked and call.finish_reason == "length":
+        if asked and _finish_of(call) in _LIMITS:
             return Reason.TRUNCATED
         if any(object_of(it.arguments or "{}") is None for it in asked):
             return Reason.ODD_ARGUMENTS
@@ -200,13 +200,9 @@ class _DatedTemplate:
             day = datetime.datetime.fromtimestamp(started_ns // 1_000_000_000, datetime.UTC)
             self._variables["strftime_now"] = day.strftime
 
-    def render(self, request: ChatRequest, *, to_generate: bool) -> list[int] | None:
-        """As LocalTemplate.render."""
-        return self._template.render(request, to_generate=to_generate, **self._variables)
-
     async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> RenderedIds:
         """See PromptRenderer."""
-        ids = self.render(request, to_generate=to_generate)
+        ids = self._template.render(request, to_generate=to_generate, **self._variables)
         if ids is None:
             raise EngineRefusal("the template refuses it")
         return RenderedIds(ids=ids)
@@ -224,14 +220,14 @@ def load_history_renderer(folder: Path, rules: ExactIdRules, *, chat_template: P
         source = read_chat_template(folder) if chat_template is None else chat_template.read_text()
         template = None if source is None else load(folder, source)
         tokenizer = (folder / "tokenizer.json").read_bytes()
-    except (OSError, UnicodeDecodeError) as error:
+        terminals = {} if template is None else _terminals(folder, template)
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"[policy] model: cannot read {folder}: {error}") from error
     if template is None:
         raise ConfigurationError(
             f"[policy] model: expected a chat template and a tokenizer that can be read in {folder}, since this run "
             "turns words into its token ids; name an instruct model, or a template by [policy] chat_template"
         )
-    terminals = _terminals(folder, template)
     made_by = json.dumps([source, template.special_tokens, sorted(terminals)], sort_keys=True).encode()
     digests = TextDigests(hashlib.sha256(made_by).hexdigest(), hashlib.sha256(tokenizer).hexdigest())
     return HistoryRenderer(template, terminals, digests, rules)
@@ -239,22 +235,18 @@ def load_history_renderer(folder: Path, rules: ExactIdRules, *, chat_template: P
 
 def _terminals(folder: Path, template: LocalTemplate) -> dict[int, str]:
     """The tokens at which vLLM ends an answer: the tokenizer's end, and those that the model's generation names."""
-    found = template.encode(template.special_tokens.get("eos_token", ""))[:2]
-    if len(found) > 1:
-        found = []
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).is_file():
-            named = json.loads((folder / name).read_bytes()).get("eos_token_id")
-            found += named if isinstance(named, list) else [] if named is None else [named]
-            break
-    return {token: text for token in found if (text := template.text([token]))}
+    files = [file for name in ("generation_config.json", "config.json") if (file := folder / name).is_file()]
+    named = json.loads(files[0].read_bytes()).get("eos_token_id") if files else None
+    own = template.encode(template.special_tokens.get("eos_token", ""))
+    found = [*(own if len(own) == 1 else ()), *(named if isinstance(named, list) else (named,))]
+    return {token: text for token in found if token is not None and (text := template.text([token]))}
 
 
 def _why_untold(call: ToldCall) -> str:
     """Why what is told of a call is not enough; tools are needed only to render it."""
     if lacks := [reason for reason in call.lacks if reason != Reason.NO_TOOLS_TOLD]:
         return lacks[0]
-    if call.finish_reason == "content_filter":
+    if _finish_of(call) == "content_filter":
         return Reason.UNFINISHED
     if call.answer is None or (call.answer.content is None and not call.answer.tool_calls):
         return Reason.NO_ANSWER_TOLD
@@ -263,19 +255,29 @@ def _why_untold(call: ToldCall) -> str:
     return ""
 
 
+def _finish_of(call: ToldCall) -> str:
+    """In OpenAI's spelling; Semantic Kernel tells `FinishReason.LENGTH`."""
+    return (call.finish_reason or "").rpartition(".")[2].lower()
+
+
+def _is_whole(messages: Sequence[ChatMessage]) -> bool:
+    """Whether each answer of a prompt says something, and each tool's result has a call before it: an instrumentation
+    that leaves calls out tells a prompt that nobody sent."""
+    was_called = False
+    for message in messages:
+        says = message.content is not None or message.tool_calls
+        if (message.role == "tool" and not was_called) or (message.role == "assistant" and not says):
+            return False
+        was_called = bool(message.tool_calls) or (was_called and message.role == "tool")
+    return True
+
+
 def _request(call: ToldCall) -> ChatRequest:
     """As the gateway would have it of this conversation, its answer last."""
     assert call.messages is not None and call.answer is not None
     roles = (*_roles(call.messages), "assistant")
     messages = (
-        Message(
-            role=role,
-            content=it.content,
-            tool_calls=it.tool_calls,
-            tool_call_id=it.tool_call_id,
-            name=it.name,
-            reasoning=it.reasoning,
-        )
+        Message(role=role, **{name: getattr(it, name) for name in _MESSAGE_FIELDS})
         for role, it in zip(roles, (*call.messages, call.answer), strict=True)
     )
     tools = (Tool(name=it.name, description=it.description, parameters=it.parameters) for it in call.tools or ())
@@ -303,15 +305,9 @@ def _spells(text: str, piece: str) -> bool:
     return piece in text or any(json.dumps(piece, ensure_ascii=flag)[1:-1] in text for flag in (False, True))
 
 
-def _texts(arguments: str) -> Iterator[str]:
-    """The texts in a tool call's arguments, at any depth."""
-    todo: list[Any] = [object_of(arguments)]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, (dict, list)):
-            todo += value.values() if isinstance(value, dict) else value
+def _texts(arguments: str) -> list[str]:
+    """Those of a tool call's arguments that are texts."""
+    return [value for value in (object_of(arguments) or {}).values() if isinstance(value, str)]
 
 
 def _result(work: Coroutine[Any, Any, T]) -> T:

@@ -100,7 +100,6 @@ def test_the_user_may_say_what_spans_do_not(
         with_ids(told(answer=CALLS, tools=(CALC,), **AT_ONE), CALLED.replace("1+", "2+")),
         with_ids(told(**AT_ONE), SPELT, more=(500_000,)),
         msgspec.structs.replace(told(), ids=ToldIds(prompt=ids_to_bytes([-1]), sampled=ids_to_bytes([3]))),
-        msgspec.structs.replace(told(), ids=ToldIds(prompt=b"abc", sampled=b"abc")),
     ],
 )
 def test_ids_of_another_tokenizer_are_not_believed(tmp_path: Path, call: ToldCall) -> None:

@@ -17,6 +17,7 @@ from tests.compose.history.telling import (
     CALLS,
     DAY_NS,
     FINAL,
+    SAYS,
     UNTOLD,
     folder_of,
     real,
@@ -157,6 +158,7 @@ async def test_what_other_templates_write_is_the_engines_or_nothing(tmp_path: Pa
 
 
 LIMIT: dict[str, Any] = {"finish_reason": "length"}
+RESULT = ChatMessage(role="tool", tool_call_id="call_1", content="3")
 IMAGE = ChatMessage(role="user", content="look", num_other_parts=1)
 BROKEN = ChatMessage(role="assistant", tool_calls=(ToolCall(id="c", name="calc", arguments='{"expr'),))
 
@@ -167,6 +169,9 @@ BROKEN = ChatMessage(role="assistant", tool_calls=(ToolCall(id="c", name="calc",
         ("qwen2_5", told(lacks=(Reason.NO_TOOLS_TOLD, "of_a_later_release")), "of_a_later_release"),
         ("qwen2_5", told(**UNTOLD), Reason.NO_TOOLS_TOLD),
         ("qwen2_5", msgspec.structs.replace(told(), messages=None), Reason.NO_PROMPT_TOLD),
+        ("qwen2_5", told(ASK, SAYS, RESULT), Reason.NO_PROMPT_TOLD),
+        ("qwen2_5", told(ASK, CALLS, ASK, RESULT), Reason.NO_PROMPT_TOLD),
+        ("qwen2_5", told(ASK, ChatMessage(role="assistant"), ASK), Reason.NO_PROMPT_TOLD),
         ("qwen2_5", told(answer=None), Reason.NO_ANSWER_TOLD),
         ("qwen2_5", told(answer=ChatMessage(role="assistant", reasoning="hm")), Reason.NO_ANSWER_TOLD),
         ("qwen2_5", told(finish_reason="content_filter"), Reason.UNFINISHED),
@@ -209,10 +214,11 @@ def test_the_model_says_what_ends_its_messages(tmp_path: Path) -> None:
     assert load_history_renderer(folder, ExactIdRules()).tokens(told()).answer[-1] == end
 
 
-def test_an_answer_that_met_the_limit_has_no_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("finish", ["length", "max_tokens", "FinishReason.LENGTH"])
+def test_an_answer_that_met_the_limit_has_no_end(tmp_path: Path, finish: str) -> None:
     """The policy did not end it, and is not to learn to."""
     renderer = renderer_of(tmp_path, "qwen2_5")
-    whole, cut = renderer.tokens(told()), renderer.tokens(told(**LIMIT))
+    whole, cut = renderer.tokens(told()), renderer.tokens(told(finish_reason=finish))
     assert cut.answer.tolist() == whole.answer.tolist()[:-1]
     assert cut.prompt.tolist() == whole.prompt.tolist()
 
