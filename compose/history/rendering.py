@@ -104,7 +104,7 @@ class HistoryRenderer:
         return self._exact(call) or self._rendered(call, Reason.OTHER_TOKENIZER)
 
     def _exact(self, call: ToldCall) -> CallTokens | None:
-        """None: the ids do not spell the words."""
+        """None: the ids do not spell the words, or there are none to spell."""
         assert call.ids is not None and call.answer is not None
         prompt, answer = ids_from_bytes(call.ids.prompt), ids_from_bytes(call.ids.sampled)
         logprobs = logprobs_from_bytes(call.ids.logprobs) if call.ids.logprobs else None
@@ -112,8 +112,9 @@ class HistoryRenderer:
         if not len(prompt) or not len(answer) or both.min() < 0 or not self._template.text([int(both.max())]):
             return None
         asked = _comparable(self._template.text(prompt.tolist()))
-        told = (it.content for it in call.messages or () if it.role != "assistant" and it.content)
-        if not all(_spells(asked, content) for content in told) or not self._says(answer.tolist(), call.answer):
+        told = [it.content for it in call.messages or () if it.role != "assistant" and it.content]
+        is_told = "".join(told).strip() and (call.answer.tool_calls or (call.answer.content or "").strip())
+        if not is_told or not all(_spells(asked, it) for it in told) or not self._says(answer.tolist(), call.answer):
             return None
         temperature = self._rules.temperature if call.sampling.temperature is None else call.sampling.temperature
         masked = ""

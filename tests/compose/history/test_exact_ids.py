@@ -21,7 +21,7 @@ from tests.compose.history.telling import (
 from tracegrad.compose.history.rendering import ExactIdRules
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
-from tracegrad.schemas.records.told import ToldCall, ToldIds, ToldSampling
+from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToldIds, ToldSampling
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +96,8 @@ def test_the_user_may_say_what_spans_do_not(
         with_ids(told(**AT_ONE), "so It is 3.\n\nReally. so"),
         with_ids(told(**AT_ONE), SPELT, prompt="something else"),
         with_ids(told(**AT_ONE), SPELT, prompt=""),
+        with_ids(told(ChatMessage(role="user", content=" "), **AT_ONE), SPELT),
+        with_ids(told(answer=ChatMessage(role="assistant", content=""), **AT_ONE), SPELT),
         with_ids(told(answer=CALLS, tools=(CALC,), **AT_ONE), CALLED.replace("calc", "cald")),
         with_ids(told(answer=CALLS, tools=(CALC,), **AT_ONE), CALLED.replace("1+", "2+")),
         with_ids(told(**AT_ONE), SPELT, more=(500_000,)),
