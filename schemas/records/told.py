@@ -40,6 +40,8 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments."""
+    strict: bool | None = None
+    """As it was asked for; templates write it where it is."""
 
 
 class ToldSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
