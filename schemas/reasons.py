@@ -74,24 +74,21 @@ class Reason(StrEnum):
     LATE = "late"
     """dead letter: It came for a rollout that has no open attempt any more. -> Nothing to do: it came too late."""
     TOO_MANY_OPEN = "too_many_open"
-    """dead letter: More episodes are open than a worker may hold. -> Raise [streams] max_open_episodes or
-    workers."""
+    """dead letter: More episodes are open than a worker may hold. -> Raise [streams] max_open_episodes or workers."""
     TOO_MANY_CALLS = "too_many_calls"
     """dead letter: Its episode has more calls than allowed. -> Raise [streams] max_calls_per_episode."""
     TOO_MANY_SPANS = "too_many_spans"
     """dead letter: Its episode has more spans than allowed. -> Raise [streams] max_spans_per_episode, or export
     fewer spans (such as those of HTTP requests)."""
     TOO_MANY_BYTES = "too_many_bytes"
-    """dead letter: Its episode's records are larger in all than allowed. -> Raise [streams]
-    max_bytes_per_episode."""
+    """dead letter: Its episode's records are larger in all than allowed. -> Raise [streams] max_bytes_per_episode."""
     TOO_MANY_OPEN_BYTES = "too_many_open_bytes"
     """dead letter, rollout: Open episodes or groups hold as many bytes as allowed already. -> Raise [streams]
     max_open_bytes."""
     TOO_MANY_SCORES = "too_many_scores"
     """dead letter: Too much feedback waits for its episodes. -> Find out who sends it, and send less."""
     BAD_GROUP = "bad_group"
-    """dead letter: Its place in its group is impossible, or taken. -> Find out who else writes to
-    `rollout_events`."""
+    """dead letter: Its place in its group is impossible, or taken. -> Find out who else writes to `rollout_events`."""
     WRONG_POLICY = "wrong_policy"
     """group: It is of another policy than the one that this trainer trains. -> Find out who else writes to
     `transitions`."""
@@ -101,8 +98,7 @@ class Reason(StrEnum):
     TOO_LONG = "too_long"
     """group: One of its rows has more tokens than allowed. -> Raise [trainer] max_row_tokens."""
     ZERO_TEMPERATURE = "zero_temperature"
-    """group: A token to train on was sampled greedily (temperature 0). -> Find out who else writes to
-    `transitions`."""
+    """group: A token to train on was sampled greedily (temperature 0). -> Find out who else writes to `transitions`."""
 
     CONSTRAINED = "constrained"
     """call: A grammar or a filter limited which tokens could be sampled, so the logprobs are not the policy's. ->
@@ -154,15 +150,21 @@ class Reason(StrEnum):
     """call: Its logprobs are those before temperature, top_p, top_k or min_p. -> Set [history] logprobs = "processed"
     if the engine gave those behind them, or sample at temperature 1 without the others."""
     NO_PROMPT_TOLD = "no_prompt_told"
-    """call: Nobody told its prompt, or not the whole. -> Switch on the recording of content in the instrumentation."""
+    """call: Its prompt is not recorded, or hidden. -> Let the instrumentation record the content of messages."""
     NO_ANSWER_TOLD = "no_answer_told"
-    """call: Nobody told its answer. -> Switch on the recording of content in the instrumentation."""
+    """call: Its answer is not recorded, or hidden. -> Let the instrumentation record the content of messages."""
     NO_TOOLS_TOLD = "no_tools_told"
-    """call: Nobody told which tools the model had. -> Name them by [history] tools."""
+    """call: Nothing says which tools the model could call. -> Name them, or none, in [history] tools."""
+    CONTENT_CUT = "content_cut"
+    """call: A part of it is cut, or cannot be read. -> Raise OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT at the agent."""
+    CONTENT_NOT_TEXT = "content_not_text"
+    """call: It holds images, audio or files. -> Nothing to do: only texts train."""
+    CONTENT_REWRITTEN = "content_rewritten"
+    """call: It is told in another form than it was sent. -> Use an instrumentation of the model's client."""
+    FAILURE_REWRITTEN = "failure_rewritten"
+    """call: If a tool in its prompt failed, that was sent in another form. -> Export the tools' spans too."""
     UNFINISHED = "unfinished"
-    """call: An error, or a filter of the provider, broke its answer off. -> Nothing to do: it is no whole answer."""
-    OTHER_PARTS = "other_parts"
-    """call: Its messages have images, audio or files. -> Nothing to do: texts alone can train."""
+    """call: It failed, or its stream was cut. -> Nothing to do: a failed call teaches nothing."""
     OTHER_ROLE = "other_role"
     """call: A message has a role that no chat template knows. -> Use the roles of OpenAI's chat completions."""
     ODD_ARGUMENTS = "odd_arguments"
@@ -174,6 +176,7 @@ class Reason(StrEnum):
     TEMPLATE_REWRITES = "template_rewrites"
     """call: With its answer the chat template writes the prompt otherwise than without. -> Choose another template
     (docs/templates.md)."""
+
     ABORTED = "aborted"
     """rollout: The attempt was broken off, through no fault of the agent's. -> Read in the runner's log why
     attempts break off."""
@@ -214,8 +217,7 @@ class Reason(StrEnum):
     STALE = "stale"
     """group: It was sampled by too old a version. -> Lower [pace] staleness, or raise [trainer] max_staleness."""
     NEWER = "newer"
-    """group: It was sampled by a version that this trainer has not made. -> Nothing to do: this follows a
-    rollback."""
+    """group: It was sampled by a version that this trainer has not made. -> Nothing to do: this follows a rollback."""
     OTHER_RUN = "other_run"
     """group, record: It is of another run. -> Nothing to do: this is common where runs share topics."""
     DUPLICATE = "duplicate"
@@ -235,8 +237,7 @@ class Reason(StrEnum):
     the model solves now and then, pay first successes by rules (docs/streams.md#air), or raise [tasks] group_size;
     check the grader with `tracegrad episodes`."""
     NO_TOKENS = "no_tokens"
-    """step, group: No token is in the loss. -> Read on the page, at its episodes, why their calls leave the
-    loss."""
+    """step, group: No token is in the loss. -> Read on the page, at its episodes, why their calls leave the loss."""
     NON_FINITE = "non_finite"
     """step, group: The loss or the gradients are not finite. -> Lower [trainer] lr."""
     WITHOUT_GROUP = "without_group"
@@ -268,8 +269,7 @@ class Reason(StrEnum):
     KIND = "kind"
     """version: It is no full folder of weights. -> Publish versions of kind `full`."""
     FILES = "files"
-    """version: It names no safetensors file, or one outside its folder. -> Find out who else writes to
-    `weights`."""
+    """version: It names no safetensors file, or one outside its folder. -> Find out who else writes to `weights`."""
     URI = "uri"
     """version: Its folder lies outside the folder of this run's versions. -> Move the whole run, not its versions
     alone."""

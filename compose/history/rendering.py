@@ -252,7 +252,7 @@ def _why_untold(call: ToldCall) -> str:
     if call.answer is None or (call.answer.content is None and not call.answer.tool_calls):
         return Reason.NO_ANSWER_TOLD
     if any(message.num_other_parts for message in (*(call.messages or ()), call.answer)):
-        return Reason.OTHER_PARTS
+        return Reason.CONTENT_NOT_TEXT
     return ""
 
 

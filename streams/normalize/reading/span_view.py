@@ -30,6 +30,8 @@ class SpanView(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it serves a request that came from elsewhere."""
     events: Mapping[str, Mapping[str, AttributeValue]] = {}
     """The last event of each name that some dialect names, by name: its attributes."""
+    message_events: tuple[tuple[str, Mapping[str, AttributeValue]], ...] = ()
+    """Its events that hold messages, in order, with all their attributes; only where content is read."""
     hints: Mapping[str, str] = {}
     """Names of agents that it bears, as in SpanFact."""
 
