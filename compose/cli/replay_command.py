@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import typer
 from typer.core import TyperCommand
 
@@ -16,6 +18,7 @@ from tracegrad.schemas.log.where import Term
 from tracegrad.trainer.history.config import Mode
 
 from ..history.request import DryRun
+from ..kafka.client_settings import KafkaConfig
 from ..printable_log import LogFormat
 from ..run.load import load_over
 from ..run.settings import RunSettings
@@ -35,7 +38,9 @@ File = Annotated[
 From = Annotated[
     str,
     typer.Option(
-        "--from", help="Where to begin: run:NAME (all of a run), earliest, an ISO 8601 time, or PT2H (two hours ago)."
+        "--from",
+        help="Where to begin: run:NAME (all of a run), topic:NAME (a topic of spans on your cluster), earliest, an ISO "
+        "8601 time, or PT2H (two hours ago).",
     ),
 ]
 To = Annotated[str | None, typer.Option("--to", help="Where to end, in the same form.")]
@@ -54,6 +59,10 @@ Reclose = Annotated[
 GraderOption = Annotated[
     str | None, typer.Option("--grader", help="Grade anew by file.py:function, called as grade(task, output, attempt).")
 ]
+Cluster = Annotated[
+    str | None, typer.Option("--bootstrap-servers", help="host:port,... of the cluster that --from topic:NAME reads.")
+]
+Since = Annotated[str | None, typer.Option("--since", help="Of a topic: only what was written then or later.")]
 DryRunOption = Annotated[
     DryRun | None,
     typer.Option("--dry-run", help="Write nothing: count records; --dry-run=full folds them too, and compares."),
@@ -93,6 +102,8 @@ def replay(
     mode: ModeOption = None,
     reclose: Reclose = False,
     dry_run: DryRunOption = None,
+    bootstrap_servers: Cluster = None,
+    since: Since = None,
     as_json: JsonFlag = False,
     log_format: LogFormatOption = LogFormat.TEXT,
     runs_dir: RunsDirOption = RUNS,
@@ -104,14 +115,26 @@ def replay(
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
     """
+    from ..history.foreign import TOPIC
     from ..history.replay import replayed_settings, run_replay
     from ..history.request import ReplayRequest, code_digest
 
     log_as(log_format, into, "replay")
+    show = choose_show(as_json=as_json)
+    is_foreign = from_.startswith(TOPIC)
+    if is_foreign:
+        given = {"--to": to, "--where": where, "--source-dir": source_dir, "--grader": grader}
+        _check_left_out(from_, given)
+        meant, reclose = _foreign_range(from_, bootstrap_servers, since, file, into, runs_dir, show.say), True
+    else:
+        _check_left_out(from_, {"--bootstrap-servers": bootstrap_servers, "--since": since})
+        meant = history_range(from_, to, source_dir, runs_dir, into, where)
     if grader is not None and reclose:
         raise ConfigurationError("--grader is for recorded episodes, --reclose makes others; leave one of them out")
-    meant = history_range(from_, to, source_dir, runs_dir, into, where)
-    settings = _settings_of(meant.source.settings, file, {"run": into, **set_flags(set_ or [])}, grader)
+    below = meant.source.settings
+    if is_foreign:  # whose cluster is only read: the new run has a broker of its own, unless FILE says otherwise
+        below = msgspec.structs.replace(below, kafka=KafkaConfig())
+    settings = _settings_of(below, file, {"run": into, **set_flags(set_ or [])}, grader)
     request = ReplayRequest(
         source=meant.source.run_dir.path,
         asked=meant.asked,
@@ -124,7 +147,32 @@ def replay(
         grader=code_digest(settings.reward.grader) if grader and settings.reward and settings.reward.grader else "",
     )
     settings = replayed_settings(meant.source.run_dir, settings, mode)
-    raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
+    raise typer.Exit(run_replay(request, settings, runs_dir / into, show))
+
+
+def _check_left_out(from_: str, given: Mapping[str, object]) -> None:
+    """Raises ConfigurationError for what does not go with this source."""
+    if named := [flag for flag, value in given.items() if value is not None]:
+        raise ConfigurationError(f"--from {from_}: {', '.join(named)} does not go with it; leave that out")
+
+
+def _foreign_range(
+    from_: str,
+    bootstrap_servers: str | None,
+    since: str | None,
+    file: Path | None,
+    into: str,
+    runs_dir: Path,
+    say: Callable[[str], None],
+) -> HistoryRange:
+    """A topic of somebody's; FILE says how to reach the cluster, where that takes more than an address."""
+    from ..history.foreign import ForeignTopics, source_of
+
+    kafka = load_settings(file, {"run": into}, for_training=False).kafka if file is not None else KafkaConfig()
+    kafka = msgspec.structs.replace(kafka, bootstrap_servers=bootstrap_servers or kafka.bootstrap_servers)
+    since_ms = moment_ms(since, "--since", datetime.now(UTC)) if since else None
+    asked = ForeignTopics.named(from_, kafka, since_ms)
+    return HistoryRange(Wiring(source_of(asked, into, runs_dir, say)), shlex.join(["--from", from_]), None, None)
 
 
 def _terms(where: str | None, mode: Mode | None) -> tuple[Term, ...]:

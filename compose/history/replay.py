@@ -190,7 +190,8 @@ def _write_history(mode: Mode, source: Wiring, into: Wiring) -> None:
     """What the trainer is told: how to train, to where, and what the source did."""
     record = into.run_dir.path / "history.jsonl"
     log, topics = source.log(is_history=True), source.topics
-    values = (one.value for topic in _TRAINED for one in read_to_end(log, topics.name(topic)) if one.value is not None)
+    told = [name for topic in _TRAINED if source.run_dir.has_topic(name := topics.name(topic))]
+    values = (one.value for name in told for one in read_to_end(log, name) if one.value is not None)
     write_atomically(record, b"".join(value + b"\n" for value in values))
     end = into.log().offsets(into.topics.name(Topic.TRANSITIONS))[partition_of(into.settings.policy.name)].end
     history = TrainedHistory(

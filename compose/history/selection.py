@@ -61,8 +61,10 @@ def select_history(request: ReplayRequest, source: Wiring) -> History:
 def window_of(source: Wiring, begin_ms: int | None, end_ms: int | None) -> tuple[Window, dict[TopicPartition, Offsets]]:
     """What of the raw topics was written from one time to another, and all that there is of them now."""
     log = source.log(is_history=True)
-    raw = [source.topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
+    run_dir = source.run_dir
+    raw = [name for topic in INPUTS[Stage.NORMALIZE] if run_dir.has_topic(name := source.topics.name(topic))]
     kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
+    kept |= {where: Offsets(kept[where].begin, min(kept[where].end, end)) for where, end in run_dir.ends.items()}
     begin, end = (
         source.kafka().admin.offsets_at(kept, at_ms) if at_ms is not None else None for at_ms in (begin_ms, end_ms)
     )

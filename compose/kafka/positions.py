@@ -34,6 +34,8 @@ class TopicStart(msgspec.Struct, frozen=True):
     """Kafka's own; a topic made anew under the same name has another. Empty where the cluster gives none."""
     offsets: tuple[int, ...] = ()
     """Of a raw topic: where the run began, in each partition that it had then."""
+    ends: tuple[int, ...] = ()
+    """Of a topic that a source run was made of (history/foreign.py): where it ends, in each partition."""
 
 
 class _GroupPosition(NamedTuple):
@@ -76,6 +78,15 @@ def start_offsets(starts: Mapping[str, TopicStart]) -> dict[TopicPartition, int]
         TopicPartition(name, partition): offset
         for name, start in starts.items()
         for partition, offset in enumerate(start.offsets)
+    }
+
+
+def end_offsets(starts: Mapping[str, TopicStart]) -> dict[TopicPartition, int]:
+    """Where a source of somebody's topics ends; nothing of any other run."""
+    return {
+        TopicPartition(name, partition): offset
+        for name, start in starts.items()
+        for partition, offset in enumerate(start.ends)
     }
 
 

@@ -36,7 +36,7 @@ from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.trainer.history.config import History, Mode
 
 from ..files import KEY, MARK, RunKey, hold_lock, is_held, moved, read_key, read_record, write_atomically, write_record
-from ..kafka.positions import TopicStart, start_offsets
+from ..kafka.positions import TopicStart, end_offsets, start_offsets
 from .settings import RunSettings, without_gone
 from .supervisor import Outcome
 
@@ -233,6 +233,15 @@ class RunDir:
     def starts(self) -> dict[TopicPartition, int]:
         """Where the run began on the raw topics; empty before its first start."""
         return start_offsets(self.topic_starts)
+
+    @property
+    def ends(self) -> dict[TopicPartition, int]:
+        """Where a source of somebody's topics ends on them; of any other run nothing."""
+        return end_offsets(self.topic_starts)
+
+    def has_topic(self, name: str) -> bool:
+        """Whether there is such a topic: a source of somebody's topics has those alone."""
+        return not self.ends or name in self.topic_starts
 
     @property
     def topic_starts(self) -> dict[str, TopicStart]:
