@@ -222,7 +222,14 @@ class Sink:
         return self
 
     def append(
-        self, topic: str, *, key: bytes | None, value: bytes | None, headers: Headers = (), partition: int | None = None
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
     ) -> Future[Position]:
         """Forgotten."""
         done: Future[Position] = Future()

@@ -178,7 +178,13 @@ class MemoryLog:
         self.changed.notify_all()
 
     def append(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, partition: int | None
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int | None = None,
     ) -> Future[Position]:
         """What every writer does."""
         future: Future[Position] = Future()
@@ -187,7 +193,7 @@ class MemoryLog:
             try:
                 if self._failures:
                     raise self._failures.pop(0)
-                position = self._store(topic, key, value, headers, partition)
+                position = self._store(topic, key, value, headers, partition, timestamp_ms)
             except Exception as error:
                 future.set_exception(error)
                 return future
@@ -199,7 +205,13 @@ class MemoryLog:
         return future
 
     def _store(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, partition: int | None
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int | None,
     ) -> Position:
         partitions = self._partitions(topic)
         limit = self._message_bytes.get(topic, MAX_MESSAGE_BYTES)
@@ -218,7 +230,7 @@ class MemoryLog:
             key=key,
             value=value,
             headers=tuple(headers),
-            timestamp_ms=int(self._clock() * 1000),
+            timestamp_ms=timestamp_ms or int(self._clock() * 1000),
         )
         kept.append(record)
         return record.position
@@ -251,13 +263,20 @@ class _Writer:
         self._is_closed = False
 
     def append(
-        self, topic: str, *, key: bytes | None, value: bytes | None, headers: Headers = (), partition: int | None = None
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
     ) -> Future[Position]:
         if self._is_closed:
             future: Future[Position] = Future()
             future.set_exception(UnavailableError("expected an open writer, got a closed one"))
             return future
-        return self._log.append(topic, key, value, headers, partition)
+        return self._log.append(topic, key, value, headers, partition, timestamp_ms)
 
     def close(self, timeout_s: float = 10.0) -> None:
         self._is_closed = True

@@ -71,6 +71,7 @@ class KafkaWriter:
         value: bytes | None,
         headers: Headers = (),
         partition: int | None = None,
+        timestamp_ms: int | None = None,
     ) -> Future[Position]:
         future: Future[Position] = Future()
         # A running future cannot be cancelled, so an abandoned await never breaks the delivery thread.
@@ -89,6 +90,7 @@ class KafkaWriter:
                     key=key,
                     partition=-1 if partition is None else partition,
                     headers=list(headers),
+                    timestamp=timestamp_ms or 0,
                     on_delivery=_settle(future, doing),
                 )
         except BufferError as error:

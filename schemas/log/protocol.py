@@ -74,8 +74,13 @@ class LogWriter(Protocol):
         value: bytes | None,
         headers: Headers = (),
         partition: int | None = None,
+        timestamp_ms: int | None = None,
     ) -> Future[Position]:
         """Hands a record to the broker; the future ends when it is acknowledged, or with the error.
+
+        Args:
+            timestamp_ms: what the record says that its time is, milliseconds since the epoch, at least 1; None: now.
+                A broker refuses one that lies an hour ahead of its clock.
 
         Raises OverloadedError at once when the bounded buffer is full.
         """

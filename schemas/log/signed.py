@@ -77,11 +77,20 @@ class _Writer:
         self._topics = topics
 
     def append(
-        self, topic: str, *, key: bytes | None, value: bytes | None, headers: Headers = (), partition: int | None = None
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
     ) -> Future[Position]:
         if (signed := self._topics.get(topic)) is not None:
             headers = (*headers, self._ring.sign(signed, key, value))
-        return self._writer.append(topic, key=key, value=value, headers=headers, partition=partition)
+        return self._writer.append(
+            topic, key=key, value=value, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+        )
 
     def close(self, timeout_s: float = 10.0) -> None:
         self._writer.close(timeout_s)

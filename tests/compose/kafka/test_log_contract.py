@@ -101,6 +101,19 @@ def test_record_comes_back_as_it_was_written(log: Log, new_topic: Maker, closing
     assert second.position == Position(topic, 0, 1)
 
 
+def test_a_record_says_the_time_that_it_is_given(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
+    """What is older than the log keeps its own time; without one it is the writer's present."""
+    topic = new_topic(1)
+    writer, before_ms = log.writer(), int(time.time() * 1000)
+    for given in (1_700_000_000_123, None):
+        writer.append(topic, key=b"k", value=b"v", timestamp_ms=given).result(DEADLINE_S)
+    writer.close()
+    closing.append(reader := log.tail({TopicPartition(topic, 0): 0}))
+    first, second = read(reader, 2)
+    assert first.timestamp_ms == 1_700_000_000_123
+    assert second.timestamp_ms >= before_ms
+
+
 def test_keys_are_placed_by_murmur2(log: Log, new_topic: Maker) -> None:
     """All writers agree with Java's and aiokafka's default partitioner."""
     topic = new_topic(5)

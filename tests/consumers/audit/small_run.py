@@ -38,12 +38,18 @@ class SigningLog(MemoryLog):
     """What is appended is signed, as by the run's programs; `MemoryLog.append(log, ...)` appends what others write."""
 
     def append(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, partition: int | None
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int | None = None,
     ) -> Future[Position]:
         if topic in _SIGNED:
             own = [header for header in headers if header[0] != MAC_HEADER]
             headers = (*own, RING.sign(_SIGNED[topic], key, value))
-        return super().append(topic, key, value, headers, partition)
+        return super().append(topic, key, value, headers, partition, timestamp_ms)
 
 
 def attempt(
