@@ -20,7 +20,7 @@ from ..errors import UndecodableError
 from ..reasons import Reason
 from .read_json import read_json
 from .salvage import SalvagedRequest, salvage
-from .signal import LOGS, TRACES, Signal, is_json, items_of, other_signal
+from .signal import LOGS, TRACES, Signal, is_of, items_of, json_key
 
 _OTHER_ENCODINGS = (
     ("jaeger_json", re.compile(rb'\s*\{[^{]*"(?:traceId|traceID|spanId|spanID|operationName)"')),
@@ -37,7 +37,7 @@ def read_request(signal: Signal, value: bytes | None) -> SalvagedRequest:
     """Raises UndecodableError when nothing can be read."""
     data = value or b""
     try:
-        found = read_json(signal, data) if is_json(data) else salvage(signal, data)
+        found = read_json(signal, data) if json_key(data) else salvage(signal, data)
         refusal = None
     except UndecodableError as error:
         found, refusal = SalvagedRequest(signal.request()), error
@@ -49,12 +49,12 @@ def read_request(signal: Signal, value: bytes | None) -> SalvagedRequest:
 
 
 def _of_another_kind(signal: Signal, data: bytes) -> UndecodableError | None:
-    named = other_signal(signal, data)
+    named = json_key(data)
     remedy = "have the exporter write each signal to a topic of its own (docs/collector.md)"
-    if named is None:
-        named = next((name for name, begins in _OTHER_ENCODINGS if begins.match(data)), None)
+    if not named or is_of(signal, named):
+        named = next((name for name, begins in _OTHER_ENCODINGS if begins.match(data)), "")
         remedy = "set `encoding: otlp_proto` or `otlp_json` at the exporter that writes the topic"
-    if named is None:
+    if not named:
         return None
     return UndecodableError(f"expected {signal.items} in OTLP, got {named}; {remedy}", reason=Reason.UNDECODABLE)
 

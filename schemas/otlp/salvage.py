@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 
 from ..errors import RecordError, UndecodableError
 from ..reasons import Reason
-from .signal import Signal, is_json, parsed
+from .signal import Signal, json_key, parsed
 
 MAX_LOST = 1_000
 """Beyond it a request is not damaged but none."""
@@ -57,7 +57,7 @@ def salvage(signal: Signal, value: bytes | None) -> SalvagedRequest:
     try:
         return SalvagedRequest(parsed(signal, data))
     except UndecodableError:
-        if is_json(data):
+        if json_key(data):
             raise
         request, lost = signal.request(), list[LostPart]()
         _merge(request, data, lost, count(1))

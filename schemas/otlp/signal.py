@@ -42,22 +42,22 @@ LOGS = Signal(
 )
 
 
-def is_json(data: bytes) -> bool:
-    """Whether a request is OTLP's JSON: no protobuf begins so."""
-    return _JSON.match(data) is not None
-
-
-def other_signal(signal: Signal, data: bytes) -> str | None:
-    """What a request in JSON holds, such as `resourceMetrics`, where that is another signal's; else None."""
+def json_key(data: bytes) -> str:
+    """The key with which a request in OTLP's JSON begins, such as `resourceMetrics`; empty: it is none, and no protobuf
+    begins so."""
     begins = _JSON.match(data)
-    key = begins[1].decode() if begins else signal.resources
-    return None if key.replace("_", "").lower() == signal.resources.replace("_", "") else key
+    return begins[1].decode() if begins else ""
+
+
+def is_of(signal: Signal, key: str) -> bool:
+    """Whether a request in JSON that begins with this key holds the signal's items."""
+    return key.replace("_", "").lower() == signal.resources.replace("_", "")
 
 
 def parsed(signal: Signal, data: bytes) -> Any:
     """The request, as protobuf reads it: unknown fields are kept. Raises UndecodableError."""
     request = signal.request()
-    if is_json(data):
+    if json_key(data):
         raise UndecodableError(
             f"expected {type(request).__name__} bytes, got OTLP as JSON; send it as content type application/json",
             reason=Reason.UNDECODABLE,
