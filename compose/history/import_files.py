@@ -1,0 +1,206 @@
+"""Exported files become a source's own log, for replays to read.
+
+    files -> exported_files -> split by trace -> otlp_spans, otlp_logs; what is none: dead_letters, by reference
+
+In: what the user names, the source's folder, its log. Out: records, each with the time of its latest end, and the
+progress, in the folder. Invariant: whoever is killed when, the next call goes on, and the log holds each piece once, in
+the files' order within each partition: `import.json` says up to where all is acknowledged, and each record behind that
+says in a header which piece it is. Memory holds one request, or 8 MiB of records. Failure: ConfigurationError (no file,
+another file, another request, nothing readable), UnavailableError of the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tracegrad.producers.otlp_gateway.split import Piece, split
+from tracegrad.schemas.errors import ConfigurationError, RecordError
+from tracegrad.schemas.keys import original_key, trace_key
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Position, Record, TopicPartition
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
+from tracegrad.schemas.topics import Topic, Topics
+
+from ..files import read_record, write_record
+from .exported_files import FileItem, FileList, Place, ended_ns, list_files, read_files
+from .file_items import LostBytes
+
+PIECE_HEADER = "tracegrad.piece"
+"""Of a record: its item of the files, its number among those of that item, and the file."""
+_TARGET_BYTES = 1_000_000
+"""Pieces of a trace are closed at this size, as by the OTLP gateway."""
+_WINDOW_RECORDS, _WINDOW_BYTES = 500, 8 * 1024 * 1024
+"""Appended before all are awaited."""
+_ACK_S = 60.0
+_MAX_TOLD = 20
+
+
+class ImportProgress(msgspec.Struct, kw_only=True):
+    """How far an import is. All up to `place` is acknowledged, and lies before `ends`."""
+
+    schema: str = "import/1"
+    place: Place | None = None
+    ends: dict[str, list[int]]
+    """Of each topic the next offsets of its partitions, from 0."""
+    counts: dict[str, int] = {}
+    """`requests`, `spans` and `log_records` in them, `records` that hold these; `lost_bytes`, and by its reason how
+    often something was lost."""
+    told: list[str] = []
+    """The first of what was lost, in words."""
+    is_whole: bool = False
+
+
+def import_files(
+    asked: str,
+    folder: Path,
+    log: Log,
+    topics: Topics,
+    *,
+    stop: threading.Event | None = None,
+    tell: Callable[[ImportProgress], object] = lambda progress: None,
+) -> ImportProgress:
+    """Appends what is not there yet, up to the end of the files or until `stop` is set. Blocks.
+
+    Args:
+        asked: a path, a folder or a glob.
+        folder: the source's, for `files.json` and `import.json`; the caller holds its lock.
+        tell: is told whenever all so far is acknowledged.
+    """
+    if not (list_path := folder / "files.json").exists():
+        write_record(list_path, list_files(asked))
+    files = read_record(list_path, FileList)
+    if files.asked != asked:
+        raise ConfigurationError(
+            f"--from files:{asked}: {folder} holds what was read from files:{files.asked}; give that, or another name"
+        )
+    if not (path := folder / "import.json").exists():
+        names = [topics.name(topic) for topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.DEAD_LETTERS)]
+        ends = {name: [at.end for _, at in sorted(log.offsets(name).items())] for name in names}
+        write_record(path, ImportProgress(ends=ends))
+    progress = read_record(path, ImportProgress)
+    for _ in _Import(path, log, topics, files, progress).run() if not progress.is_whole else ():
+        tell(progress)
+        if stop is not None and stop.is_set():
+            return progress
+    if not progress.counts.get("requests"):
+        told = "; ".join(progress.told[:3])
+        raise ConfigurationError(f"--from files:{asked}: expected requests in OTLP, or calls, got none; {told}")
+    return progress
+
+
+class _NewRecord(NamedTuple):
+    topic: Topic
+    key: bytes | None
+    value: bytes
+    timestamp_ms: int
+    headers: Headers = ()
+
+
+@dataclass
+class _Import:
+    """One call's work; `progress` moves with it."""
+
+    path: Path
+    log: Log
+    topics: Topics
+    files: FileList
+    progress: ImportProgress
+    waiting: list[Future[Position]] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+    def run(self) -> Iterator[None]:
+        """Steps behind each window, and at the end."""
+        there, writer = set(self._written()), self.log.writer()
+        try:
+            for item in read_files(self.files, self.progress.place):
+                for number, record in enumerate(self._records_of(item)):
+                    header = f"{item.place.item} {number} {item.place.file}".encode()
+                    if header in there:
+                        there.remove(header)
+                    else:
+                        self._append(writer, item.place, header, record)
+                self.progress.place = item.place
+                # Not before all that a killed one wrote has been passed: `ends` lies behind it.
+                if not there and (len(self.waiting) >= _WINDOW_RECORDS or self.waiting_bytes >= _WINDOW_BYTES):
+                    self._save()
+                    yield
+            self.progress.is_whole = True
+            self._save()
+            yield
+        finally:
+            writer.close()
+
+    def _written(self) -> Iterator[bytes]:
+        """Which pieces lie behind what was acknowledged: their writer was killed."""
+        for topic, ends in self.progress.ends.items():
+            starts = {TopicPartition(topic, number): end for number, end in enumerate(ends)}
+            for record in read_to_end(self.log, topic, starts=starts):
+                ends[record.partition] = record.offset + 1
+                yield dict(record.headers).get(PIECE_HEADER, b"")
+
+    def _append(self, writer: LogWriter, place: Place, header: bytes, record: _NewRecord) -> None:
+        topic = self.topics.name(record.topic)
+        # Without a key a client would choose by chance, and each start another one.
+        partition = None if record.key is not None else place.item % len(self.progress.ends[topic])
+        future = writer.append(
+            topic,
+            key=record.key,
+            value=record.value,
+            headers=(*record.headers, (PIECE_HEADER, header)),
+            partition=partition,
+            timestamp_ms=record.timestamp_ms,
+        )
+        self.waiting.append(future)
+        self.waiting_bytes += len(record.value)
+
+    def _save(self) -> None:
+        for future in self.waiting:
+            at = future.result(_ACK_S)
+            self.progress.ends[at.topic][at.partition] = at.offset + 1
+        self.waiting, self.waiting_bytes = [], 0
+        write_record(self.path, self.progress)
+
+    def _records_of(self, item: FileItem) -> Iterator[_NewRecord]:
+        topic, lost, pieces = item.signal.topic, list(item.lost), list[Piece]()
+        if item.request is not None:
+            limit_bytes = self.topics.value_bytes(topic)
+            try:
+                pieces, rejected = split(
+                    item.signal, item.request, target_bytes=_TARGET_BYTES, item_limit_bytes=limit_bytes
+                )
+                lost += [
+                    LostBytes(one.num_bytes, f"span {one.span_id} of {one.trace_id}", one.reason) for one in rejected
+                ]
+                self._count("requests")
+            except RecordError as error:
+                lost.append(LostBytes(item.request.ByteSize(), str(error)))
+        for one in lost:
+            yield self._dead_letter(item, one)
+        for piece in pieces:
+            self._count("records")
+            self._count(item.signal.fields, len(piece.items))
+            latest_ms = max(ended_ns(one) for *_, one in piece.items) // 1_000_000
+            # A broker takes no record of the future, and a clock that goes wrong must not end an import.
+            at_ms = min(max(latest_ms, 1), self.files.listed_ms)
+            yield _NewRecord(topic, trace_key(piece.trace_id), piece.value(), at_ms)
+
+    def _dead_letter(self, item: FileItem, lost: LostBytes) -> _NewRecord:
+        """By reference."""
+        self._count(lost.reason)
+        self._count("lost_bytes", lost.num_bytes)
+        detail = f"{item.place.file}, item {item.place.item}: {lost.num_bytes} bytes lost: {lost.why}"
+        if len(self.progress.told) < _MAX_TOLD:
+            self.progress.told.append(detail)
+        origin = Record(topic=self.topics.name(item.signal.topic), partition=-1, offset=-1, key=None, value=None)
+        headers = dead_letter_headers(origin, stage="import", reason=lost.reason, detail=detail, item=item.place.item)
+        return _NewRecord(Topic.DEAD_LETTERS, original_key(origin), detail.encode(), self.files.listed_ms, headers)
+
+    def _count(self, what: str, num: int = 1) -> None:
+        self.progress.counts[what] = self.progress.counts.get(what, 0) + num
