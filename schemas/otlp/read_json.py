@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ from .signal import Signal
 
 _ERRORS = (ValueError, TypeError, AttributeError, RecursionError, json_format.Error)
 """What protobuf raises for JSON that is another thing than the message."""
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+"""One that surely has 64 bits; of others protobuf judges."""
 _IDS = ("trace_id", "span_id", "parent_span_id")
 
 
@@ -103,7 +106,7 @@ class _JsonReader:
 
     def _reads(self, message: Any, said: object) -> bool:
         try:
-            json_format.ParseDict(said, message, ignore_unknown_fields=True)
+            json_format.ParseDict(_without_plain(said, message), message, ignore_unknown_fields=True)
             for named in (message, *getattr(message, "links", ())):
                 _read_hex(named)
         except _ERRORS as error:
@@ -116,6 +119,36 @@ class _JsonReader:
         if len(self._lost) > MAX_LOST:
             what = f"expected OTLP JSON, got more than {MAX_LOST} parts that are none"
             raise UndecodableError(what, reason=Reason.UNDECODABLE)
+
+
+def _without_plain(said: Any, message: Any) -> Any:
+    """An item less its attributes, which the message has then; all of it where one of them is more than a plain value.
+
+    Protobuf reads an attribute of JSON in 40 us, and of an item there are twenty.
+    """
+    attributes = said.get("attributes") if isinstance(said, dict) else None
+    if not isinstance(attributes, list) or not hasattr(message, "attributes"):
+        return said
+    plain = [pair for one in attributes if (pair := _plain(one)) is not None]
+    if len(plain) < len(attributes):
+        return said
+    add = message.attributes.add
+    for key, field, value in plain:
+        setattr(add(key=key).value, field, value)
+    return {name: value for name, value in said.items() if name != "attributes"}
+
+
+def _plain(said: Any) -> tuple[str, str, Any] | None:
+    """Key, field and value of an attribute that is a text, a number or a truth, as nearly all are."""
+    value = said.get("value") if isinstance(said, dict) and len(said) == 2 else None
+    if not isinstance(value, dict) or len(value) != 1 or type(key := said.get("key")) is not str:
+        return None
+    ((name, held),) = value.items()
+    if name == "stringValue" and type(held) is str:
+        return key, "string_value", held
+    if name == "intValue" and type(held) is str and _INTEGER.fullmatch(held):
+        return key, "int_value", int(held)
+    return (key, "bool_value", held) if name == "boolValue" and type(held) is bool else None
 
 
 def _names(message: Message, field: str) -> tuple[str, str]:

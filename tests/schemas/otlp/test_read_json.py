@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google.protobuf import json_format  # type: ignore[import-untyped]
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.producers.otlp_gateway.bodies import TRACE
 from tracegrad.schemas.errors import RecordError
@@ -101,3 +103,48 @@ def test_a_body_of_nothing_else_is_refused() -> None:
     spans_in(made)[:] = [said(1), *[7] * (MAX_LOST + 1)]
     with pytest.raises(RecordError, match="more than 1000"):
         read_json(TRACES, json.dumps(made).encode())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"stringValue": "caf\u00e9"},
+        {"stringValue": ""},
+        {"stringValue": 7},
+        {"stringValue": None},
+        {"intValue": "-42"},
+        {"intValue": 42},
+        {"intValue": "9223372036854775807"},
+        {"intValue": "9223372036854775808"},
+        {"intValue": "0x10"},
+        {"intValue": " 1"},
+        {"intValue": "\u0663"},
+        {"boolValue": False},
+        {"boolValue": 1},
+        {"doubleValue": 0.5},
+        {"doubleValue": "NaN"},
+        {"arrayValue": {"values": [{"stringValue": "a"}]}},
+        {"kvlistValue": {"values": [{"key": "k", "value": {"intValue": "1"}}]}},
+        {"bytesValue": "YQ=="},
+        {"string_value": "a"},
+        {"stringValue": "a", "intValue": "1"},
+        {"unknown": 1},
+        {},
+        None,
+        7,
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("neighbours", [0, 2])
+def test_an_attribute_is_what_protobuf_makes_of_it(value: Any, neighbours: int) -> None:
+    """Plain ones too, which are not given to it: the same value, or the item is lost where it refuses."""
+    attributes = [*({"key": f"n{number}", "value": {"stringValue": "v"}} for number in range(neighbours))]
+    attributes.append({"key": "k", "value": value})
+    item = {"traceId": "", "name": "work", "attributes": attributes}
+    try:
+        wanted = [json_format.ParseDict(item, Span(), ignore_unknown_fields=True)]
+    except (ValueError, TypeError, AttributeError, json_format.Error):
+        wanted = []
+    made = {"resourceSpans": [{"scopeSpans": [{"spans": [item, {"name": "other"}]}]}]}
+    found = [span for *_, span in items_of(TRACES, read_json(TRACES, json.dumps(made).encode()).request)]
+    assert found == [*wanted, Span(name="other")]
