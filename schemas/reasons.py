@@ -26,6 +26,9 @@ class Reason(StrEnum):
     DAMAGED = "damaged"
     """dead letter: A part of it cannot be read, such as a text that is not UTF-8; the rest is used. -> Fix the
     exporter that sends it; where Kafka reports a damaged segment, restore that segment from a copy."""
+    METRICS = "metrics"
+    """dead letter: The request holds metrics; a Collector's pipelines may share a file. -> Nothing to do: spans and log
+    records alone are read."""
     NULL_VALUE = "null_value"
     """dead letter: It has no value (a tombstone). -> Find out who writes tombstones to the topic, and stop that."""
     UNKNOWN_SCHEMA = "unknown_schema"

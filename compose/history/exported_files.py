@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.otlp.read import read_request
 from tracegrad.schemas.otlp.salvage import SalvagedRequest
 from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal, is_of, items_of, json_key
+from tracegrad.schemas.reasons import Reason
 
 from .call_lines import read_call_line
 from .file_items import LostBytes, read_items, unpack_message
@@ -138,7 +141,8 @@ def _read_file(path: Path, file: ListedFile, num_read: int = 0) -> Iterator[File
                 likely, (request, parts) = _decoded(unpack_message(data), likely)
                 lost = tuple(LostBytes(part.num_bytes, f"a part that is damaged: {part.sha256}") for part in parts)
         except RecordError as error:
-            lost = (LostBytes(len(data), str(error)),)
+            reason = Reason.METRICS if error.reason == Reason.METRICS else Reason.UNDECODABLE
+            lost = (LostBytes(len(data), str(error), reason),)
         yield FileItem(Place(file.name, number), likely, request, lost)
 
 
@@ -153,7 +157,8 @@ def _decoded(data: bytes, likely: Signal) -> tuple[Signal, SalvagedRequest]:
     signals = [signal for signal in both if not named or is_of(signal, named)]
     # Protobuf reads nearly any short text as fields that it does not know.
     if not signals or not (named or data.startswith(b"\n")):
-        raise RecordError(f"expected spans or log records in OTLP, got {named or 'something else'}")
+        reason = Reason.METRICS if "metrics" in named.lower() else Reason.UNDECODABLE
+        raise RecordError(f"expected spans or log records in OTLP, got {named or 'something else'}", reason=reason)
     refusal: RecordError | None = None
     for signal in signals:
         try:
@@ -166,7 +171,18 @@ def _decoded(data: bytes, likely: Signal) -> tuple[Signal, SalvagedRequest]:
         is_empty = not items and not found.lost
         if named or is_empty or any(_is_one(signal, item) for item in items):
             return signal, found
-    raise refusal or RecordError("expected spans or log records, got a message of neither; of metrics?")
+    if _is_metrics(data):
+        raise RecordError("expected spans or log records in OTLP, got metrics", reason=Reason.METRICS)
+    raise refusal or RecordError("expected spans or log records in OTLP, got a message of neither")
+
+
+def _is_metrics(data: bytes) -> bool:
+    try:
+        request = ExportMetricsServiceRequest.FromString(data)
+    except DecodeError:
+        return False
+    scopes = (of_scope for of_resource in request.resource_metrics for of_scope in of_resource.scope_metrics)
+    return any(metric.WhichOneof("data") for of_scope in scopes for metric in of_scope.metrics)
 
 
 def _is_one(signal: Signal, item: Any) -> bool:

@@ -65,7 +65,7 @@ class LostBytes(NamedTuple):
     num_bytes: int
     """As they lie in the file, where its packing broke; else unpacked."""
     why: str
-    reason: Reason = Reason.UNDECODABLE
+    reason: str = Reason.UNDECODABLE
 
 
 class _Unpacked(io.RawIOBase):

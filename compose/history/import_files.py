@@ -12,8 +12,9 @@ another file, another request, nothing readable), UnavailableError of the log.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,10 +22,11 @@ from typing import NamedTuple
 import msgspec
 
 from tracegrad.producers.otlp_gateway.split import Piece, split
-from tracegrad.schemas.errors import ConfigurationError, RecordError
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError
 from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Position, Record, TopicPartition
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -50,8 +52,8 @@ class ImportProgress(msgspec.Struct, kw_only=True):
     ends: dict[str, list[int]]
     """Of each topic the next offsets of its partitions, from 0."""
     counts: dict[str, int] = {}
-    """`requests`, `spans` and `log_records` in them, `records` that hold these; `lost_bytes`, and by its reason how
-    often something was lost."""
+    """`requests`, `spans` and `log_records` in them, `records` that hold these; requests of `metrics`, which are left
+    out; `lost_bytes`, and by its reason how often something was lost."""
     told: list[str] = []
     """The first of what was lost, in words."""
     is_whole: bool = False
@@ -85,10 +87,15 @@ def import_files(
         ends = {name: [at.end for _, at in sorted(log.offsets(name).items())] for name in names}
         write_record(path, ImportProgress(ends=ends))
     progress = read_record(path, ImportProgress)
-    for _ in _Import(path, log, topics, files, progress).run() if not progress.is_whole else ():
-        tell(progress)
-        if stop is not None and stop.is_set():
-            return progress
+    for topic, acknowledged in progress.ends.items():
+        kept = log.offsets(topic)
+        if any(kept[number].end < end for number, end in enumerate(acknowledged)):
+            raise LogGapError(f"expected {topic} up to {acknowledged}, as {path} says, got less; begin again elsewhere")
+    with closing(_Import(path, log, topics, files, progress).run()) as steps:
+        for _ in steps if not progress.is_whole else ():
+            tell(progress)
+            if stop is not None and stop.is_set():
+                return progress
     if not progress.counts.get("requests"):
         told = "; ".join(progress.told[:3])
         raise ConfigurationError(f"--from files:{asked}: expected requests in OTLP, or calls, got none; {told}")
@@ -115,7 +122,7 @@ class _Import:
     waiting: list[Future[Position]] = field(default_factory=list)
     waiting_bytes: int = 0
 
-    def run(self) -> Iterator[None]:
+    def run(self) -> Generator[None, None, None]:
         """Steps behind each window, and at the end."""
         there, writer = set(self._written()), self.log.writer()
         try:
@@ -182,7 +189,10 @@ class _Import:
             except RecordError as error:
                 lost.append(LostBytes(item.request.ByteSize(), str(error)))
         for one in lost:
-            yield self._dead_letter(item, one)
+            if one.reason == Reason.METRICS:
+                self._count(Reason.METRICS)
+            else:
+                yield self._dead_letter(item, one)
         for piece in pieces:
             self._count("records")
             self._count(item.signal.fields, len(piece.items))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from tests.compose.history.exporting import (
     BEGAN_NS,
@@ -174,13 +175,30 @@ def test_another_file_is_named_and_lost_as_a_whole(begins: bytes, named: str, tm
     assert re.search(named, damage[0].why)
 
 
-@pytest.mark.parametrize("line", [b'{"resourceMetrics":[]}', b'{"other": 1}'])
-def test_what_is_neither_spans_nor_logs_is_told(line: bytes, tmp_path: Path) -> None:
-    """Between requests."""
-    (tmp_path / "x").write_bytes(json_lines(VALUES[:1]) + line)
-    found, damage = read(tmp_path / "x")
-    assert len(found) == 1
-    assert "expected spans or log records" in damage[0].why
+def metrics() -> bytes:
+    """A request of one metric."""
+    made = ExportMetricsServiceRequest()
+    metric = made.resource_metrics.add().scope_metrics.add().metrics.add(name="requests")
+    metric.gauge.data_points.add(as_int=7)
+    value: bytes = made.SerializeToString()
+    return value
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (json_lines(VALUES[:1]) + b'{"resourceMetrics":[]}', "metrics"),
+        (framed([VALUES[0], metrics()]), "metrics"),
+        (json_lines(VALUES[:1]) + b'{"other": 1}', "undecodable"),
+    ],
+    ids=["metrics-in-json", "metrics-in-protobuf", "another-object"],
+)
+def test_what_is_neither_spans_nor_logs_is_told(data: bytes, reason: str, tmp_path: Path) -> None:
+    """Between requests; metrics are no damage, for a Collector's pipelines may share a file."""
+    (tmp_path / "x").write_bytes(data)
+    first, second = read_files(list_files(str(tmp_path / "x")))
+    assert first.lost == ()
+    assert (second.request, [one.reason for one in second.lost]) == (None, [reason])
 
 
 def test_a_list_stands_while_a_collector_writes_on(tmp_path: Path) -> None:

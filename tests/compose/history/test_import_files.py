@@ -19,7 +19,7 @@ from tests.streams.make import TOPICS, otlp, span, spans_of
 from tracegrad.compose.files import write_record
 from tracegrad.compose.history import import_files as module
 from tracegrad.compose.history.import_files import ImportProgress, import_files
-from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.otlp.signal import LOGS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
@@ -57,7 +57,9 @@ def files(tmp_path: Path) -> Path:
     """Spans, logs of a trace and of none, calls, and damage."""
     folder = tmp_path / "files"
     folder.mkdir()
-    (folder / "spans.json").write_bytes(json_lines(map(spans, range(NUM_REQUESTS))) + b"{broken\n")
+    (folder / "spans.json").write_bytes(
+        json_lines(map(spans, range(NUM_REQUESTS))) + b'{broken\n{"resourceMetrics": []}\n'
+    )
     traced = logs(2, trace_id=(3).to_bytes(16))
     (folder / "logs.json").write_bytes(json_lines([logs(0), traced, logs(4)], LOGS))
     (folder / "x.calls.jsonl").write_text("".join(json.dumps(CALL) + "\n" for _ in range(3)))
@@ -116,6 +118,7 @@ def test_every_item_is_on_the_log_once_under_its_trace(files: Path, source: Path
         "log_records": 3,
         "records": len(records) + 3,
         "undecodable": 3,
+        "metrics": 1,
         "lost_bytes": progress.counts["lost_bytes"],
     }
     assert len(progress.told) == 3
@@ -245,3 +248,12 @@ def test_another_request_under_the_same_name_is_refused(files: Path, source: Pat
     import_files(str(files), source, log, TOPICS)
     with pytest.raises(ConfigurationError, match="another name"):
         import_files(str(files / "spans.json"), source, log, TOPICS)
+
+
+def test_a_log_that_lost_records_is_not_gone_on_with(files: Path, source: Path) -> None:
+    """Nothing would bring them back, for the files are read from where it was."""
+    log = new_log()
+    import_files(str(files), source, log, TOPICS)
+    log.cut(SPANS, 0, end=1)
+    with pytest.raises(LogGapError, match="begin again"):
+        import_files(str(files), source, log, TOPICS)
