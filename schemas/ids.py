@@ -118,6 +118,11 @@ def key_of(rollout: str | None, conversation: str | None, trace: str | None) -> 
     return rollout or conversation or trace or ""
 
 
+def told_call_id(trace: str, span: str) -> CallId:
+    """Of a call that a span tells, which has no id of its provider's."""
+    return CallId(f"span-{trace}-{span}")
+
+
 def new_call(key: str, draw: Callable[[int], int] = secrets.randbelow) -> CallId:
     """Drawn for an answer; matches CALL_ID, and `key_in` reads the key back. `draw(n)` gives a number below n."""
     return CallId(f"{WirePrefix.CHAT}{_key_digits(key)}{_drawn(9, draw)}")

@@ -160,6 +160,8 @@ class Reason(StrEnum):
     """call: Nothing says which tools the model could call. -> Name them, or none, in [history] tools."""
     CONTENT_CUT = "content_cut"
     """call: A part of it is cut, or cannot be read. -> Raise OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT at the agent."""
+    HISTORY_CUT = "history_cut"
+    """call: More is told of it than may be. -> Raise [history] max_call_bytes."""
     CONTENT_NOT_TEXT = "content_not_text"
     """call: It holds images, audio or files. -> Nothing to do: only texts train."""
     CONTENT_REWRITTEN = "content_rewritten"

@@ -56,6 +56,27 @@ class SelectConfig(Section, frozen=True, kw_only=True):
     """Only those that began before this time."""
 
 
+class HistoryConfig(Section, frozen=True, kw_only=True):
+    """`[history]`: of a replay, which calls count that spans tell and that no LLM gateway of ours saw
+    (docs/history.md). A live run reads no content of spans, whatever stands here."""
+
+    models: tuple[str, ...]
+    """Globs on the models whose answers are to be learned, as requests name them; `replay --dry-run` lists them."""
+    agents: tuple[str, ...] = ()
+    """Globs on the agents that asked; none: all."""
+    services: tuple[str, ...] = ()
+    """Globs on `service.name`; none: all."""
+    tools: Folder | None = None
+    """A JSON file: glob on agents -> their tools as OpenAI's definitions, an empty list for none. Only of calls whose
+    tools nobody told."""
+    temperature: float | None = None
+    """Of calls whose token ids are told without it."""
+    logprobs: Literal["raw", "processed"] = "raw"
+    """Those that are told are of before temperature, top_p and the like, as vLLM's are by default, or of behind."""
+    max_call_bytes: Count = 256 * 1024
+    """Of what is told of one call; one with more is context alone (`history_cut`)."""
+
+
 class ServiceConfig(Section, frozen=True, kw_only=True):
     """`[streams.services."name"]`: how long episodes that we did not start are waited for, by the `service.name` of
     their spans; of several services the longest.
@@ -139,6 +160,8 @@ class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     air: AirConfig = AirConfig()
     credit: CreditConfig = CreditConfig()
     select: SelectConfig = SelectConfig()
+    history: HistoryConfig | None = None
+    """Of a replay: spans tell calls."""
     selected: tuple[str, ...] = ()
     """Hashes of the runs that `select.runs` names."""
 

@@ -33,35 +33,22 @@ from tracegrad.producers.llm_gateway.engines.engine import RenderedIds, Waits
 from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, load, object_of
 from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised
 from tracegrad.schemas.errors import ConfigurationError, EngineRefusal
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.reasons import Reason
-from tracegrad.schemas.records.tokens import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
-from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToldSampling
+from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.told import CallTokens, ChatMessage, ToldCall, ToldSampling, ToolDefinition
+from tracegrad.streams.assemble.told_calls import ToldCalls
+from tracegrad.streams.normalize.told.chat_messages import read_tools
 
 from ..engine.model_folder import read_chat_template
+from ..run.settings import RunSettings
 
 _ROLES = ("system", "user", "assistant", "tool")
 _MESSAGE_FIELDS = ("content", "tool_calls", "tool_call_id", "name", "reasoning")
 _LIMITS = ("length", "max_tokens")
 """As OpenAI, and as Anthropic and Google say that an answer met its limit."""
 _NO_WAITS = Waits(sticky="", deadline=0.0)
-_NO_IDS: Ids = np.zeros(0, np.int32)
 T = TypeVar("T")
-
-
-class CallTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids of a call."""
-
-    prompt: Ids = _NO_IDS
-    answer: Ids = _NO_IDS
-    """With the token that ends the message, but for an answer that met the token limit."""
-    logprobs: Logprobs | None = None
-    """Of each id of the answer; None: it was rendered, or they are not told."""
-    temperature: float | None = None
-    """At which the answer was sampled, where its ids are told; None: nobody says."""
-    reason: str = ""
-    """Why there are no ids; empty: there are."""
-    masked: str = ""
-    """Of ids: why they cannot train by a ratio of probabilities, though by the likelihood; empty: they can."""
 
 
 class TextDigests(NamedTuple):
@@ -232,6 +219,32 @@ def load_history_renderer(folder: Path, rules: ExactIdRules, *, chat_template: P
     made_by = json.dumps([source, template.special_tokens, sorted(terminals)], sort_keys=True).encode()
     digests = TextDigests(hashlib.sha256(made_by).hexdigest(), hashlib.sha256(tokenizer).hexdigest())
     return HistoryRenderer(template, terminals, digests, rules)
+
+
+def load_told_calls(settings: RunSettings, sampler: RunHash) -> ToldCalls:
+    """What makes calls of a history's spans, by `[history]` and `[policy]`. Raises ConfigurationError."""
+    history, policy = settings.history, settings.policy
+    assert history is not None and policy.model is not None
+    rules = ExactIdRules(temperature=history.temperature, are_processed=history.logprobs == "processed")
+    template = Path(policy.chat_template) if policy.chat_template is not None else None
+    renderer = load_history_renderer(Path(policy.model), rules, chat_template=template)
+    tools = _read_tools(Path(history.tools)) if history.tools is not None else {}
+    return ToldCalls(history, policy.name, sampler, tools, renderer.tokens)
+
+
+def _read_tools(path: Path) -> dict[str, tuple[ToolDefinition, ...]]:
+    """Raises ConfigurationError."""
+    try:
+        listed: Any = json.loads(path.read_bytes())
+        told = {
+            str(glob): () if found == [] else read_tools(found, is_raw=True) for glob, found in dict(listed).items()
+        }
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"[history] tools: cannot read {path}: {error}") from error
+    for glob, tools in told.items():
+        if tools is None:
+            raise ConfigurationError(f"[history] tools: {path}: expected a list of OpenAI's definitions of {glob!r}")
+    return {glob: tools for glob, tools in told.items() if tools is not None}
 
 
 def _terminals(folder: Path, template: LocalTemplate) -> dict[int, str]:

@@ -33,9 +33,10 @@ from tracegrad.schemas.metrics import (
     Metrics,
 )
 from tracegrad.schemas.policies import partition_of
-from tracegrad.schemas.topics import STREAMS, Topic
+from tracegrad.schemas.topics import STREAMS, Stage, Topic
 from tracegrad.streams.assemble.air.apply import Rewarder
 from tracegrad.streams.assemble.air.function import PayFunction
+from tracegrad.streams.assemble.fold import Assemble
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.folds import build_fold
 from tracegrad.streams.ratings import rate_again
@@ -54,6 +55,7 @@ from ..run.settings import RunSettings
 from ..run.show import Show, offer
 from ..run.wiring import Wiring, port_of
 from .regrade import check_grader, regrading
+from .rendering import load_told_calls
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
 from .run_broker import open_broker
 from .selection import select_history, told_size
@@ -82,6 +84,9 @@ def replayed_settings(source: RunDir, settings: RunSettings, mode: Mode | None) 
     runs = dict.fromkeys((*settings.select.runs, str(source.path)))
     algorithm = supervised(settings.algorithm) if mode == "filter" else settings.algorithm
     select = msgspec.structs.replace(settings.select, runs=tuple(runs))
+    if settings.history is not None:
+        unscored = "air" if settings.replay.unrated == "train" else settings.select.unscored
+        select = msgspec.structs.replace(select, capture_all=True, train=True, unscored=unscored)
     return msgspec.structs.replace(settings, select=select, algorithm=algorithm)
 
 
@@ -90,7 +95,7 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
     try:
         source = RunDir.open(request.source)
         check_source(request, source)
-        if request.mode is not None:
+        if request.mode is not None or settings.history is not None:
             settings.policy.needed_model()
             settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
             check_vocabulary(source.settings.policy.model, settings.policy.model)
@@ -215,7 +220,16 @@ def _fold(
     )
     rules = (into or source.under(settings)).stream_rules()
     topics = topics_between(source.topics, settings.topics)
-    folds = {stage: build_fold(stage, rules, topics, metrics) for stage in STREAMS}
+    told = None
+    if settings.history is not None:
+        rules = msgspec.structs.replace(rules, history=settings.history)
+        told = load_told_calls(settings, source.record.hash)
+    folds = {
+        stage: Assemble(rules, topics, metrics, told_calls=told)
+        if stage is Stage.ASSEMBLE
+        else build_fold(stage, rules, topics, metrics)
+        for stage in STREAMS
+    }
     log = source.log(metrics, is_history=True)
     changes = Changes(log, source.topics, history.recorded) if into is None else None
     with contextlib.ExitStack() as ends:

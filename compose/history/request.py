@@ -27,7 +27,7 @@ from ..run.settings import RunSettings
 DryRun = Literal["count", "full"]
 """Write nothing: count what there is to read, or fold it too."""
 _RULES = ("air", "credit", "feedback", "policy", "reward", "select", "streams")
-"""Sections by which the same records become the same transitions."""
+"""Sections by which the same records become the same transitions; and `history`, where there is one."""
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +166,8 @@ def _digests(settings: RunSettings) -> dict[str, str]:
     the source's and the replay's own business, how many workers fold changes nothing, and the start model is known by
     its bytes, to the trainer."""
     sections = {name: getattr(settings, name) for name in _RULES}
+    if settings.history is not None:  # a replay that was begun before there was this section goes on
+        sections["history"] = settings.history
     sections["select"] = msgspec.structs.replace(settings.select, runs=())
     sections["streams"] = msgspec.structs.replace(settings.streams, workers=1)
     sections["policy"] = msgspec.structs.replace(settings.policy, model=None)

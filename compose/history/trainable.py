@@ -24,7 +24,7 @@ from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, why_excluded
 from tracegrad.schemas.topics import Topic
-from tracegrad.trainer.batch.groups import GroupLimits, above, judge, why_untrained
+from tracegrad.trainer.batch.groups import GroupLimits, filtered, judge, why_untrained
 
 from ..run.wiring import Wiring
 
@@ -50,7 +50,7 @@ def why_nothing_trains(into: Wiring) -> str:
             continue
         reason = why_untrained(group, history.run)
         if history.mode == "filter" and not reason:
-            group = above(group, history.config.bound)
+            group = filtered(group, history.config)
         if not reason and any(row.loss_mask.any() for row in group.rows):
             return ""
         groups[reason or (Reason.NO_TOKENS if group.rows else Reason.ALL_MEMBERS_EXCLUDED)] += 1

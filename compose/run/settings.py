@@ -27,7 +27,7 @@ from tracegrad.schemas.ids import RunName, parse_run_name
 from tracegrad.schemas.section import Section, Whole, section_of
 from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
-from tracegrad.streams.config import SelectConfig, StreamsConfig
+from tracegrad.streams.config import HistoryConfig, SelectConfig, StreamsConfig
 from tracegrad.streams.credit.config import CreditConfig
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import RECIPES
@@ -84,6 +84,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     publish: PublishConfig = PublishConfig()
     alarms: AlarmsConfig = AlarmsConfig()
     replay: ReplayConfig = ReplayConfig()
+    history: HistoryConfig | None = None
     streams: StreamsConfig = StreamsConfig()
     pace: PaceConfig = PaceConfig()
     select: SelectConfig = SelectConfig()
@@ -140,7 +141,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
         """Of a run that trains on captured traffic."""
         if self.tasks is not None:
             self._check_only_held_out(self.tasks)
-        if self.feedback is None:
+        if self.feedback is None and self.history is None:
             raise ConfigurationError("[select] train: nobody could rate what is captured; add a section [feedback]")
         if ":" in self.algorithm.recipe:
             return

@@ -52,6 +52,9 @@ SESSIONS_IGNORED = Counter("sessions_ignored", "Spans whose `session.id` has too
 FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))
 EPISODES_CLOSED = Counter("episodes_closed", "Episodes by what became of them.", ("disposition",))
 EPISODES_CLOSED_BY = Counter("episodes_closed_by", "Episodes by why they closed.", ("reason",))
+TOLD_CALLS = Counter(
+    "told_calls", "Calls that a history's spans tell, by why they leave the loss, or `exact`.", ("reason",)
+)
 CALLS_JOINED_BY = Counter("calls_joined_by", "Calls of episodes by what joined them to spans.", ("rung",))
 CALLS_NAMED_BY = Counter("calls_named_by", "Calls of episodes by what named their agent.", ("rung",))
 AIR_FUNCTION_FAILED = Counter(

@@ -9,9 +9,20 @@ import hashlib
 
 import msgspec
 
-from .calls import CallEnded, CallOpen, CallRecord, CallsClosed, UpstreamCall
+from ..ids import CallId, told_call_id
+from .calls import (
+    CallEnded,
+    CallOpen,
+    CallRecord,
+    CallsClosed,
+    Purpose,
+    SamplingParameters,
+    SpliceOutcome,
+    UpstreamCall,
+)
 from .codec import Codec, OpenEnum
 from .rollouts import Reward, RolloutEvent
+from .told import ToldCall
 
 
 class SpanKind(OpenEnum):
@@ -117,6 +128,38 @@ class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     added to the topic; meaningless elsewhere."""
     partition: int = 0
     """Of `llm_calls`, in which `order` counts."""
+    told: ToldCall | msgspec.UnsetType = msgspec.UNSET
+    """What a span, or a log event of it, tells of a call that the gateway did not see; then `call` has no tokens, and
+    both counts are of the span's topic."""
+    masked: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a told call: why it leaves the loss."""
+
+
+def told_fact(told: ToldCall) -> CallFact:
+    """Of a call that a span tells, or an event of it: its place is its record's, which who reads that fills in."""
+    part = hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest()[:16] if told.is_event else ""
+    call = CallRecord(
+        call_id=CallId(f"{told_call_id(told.trace_id, told.span_id)}{part and '-'}{part}"),
+        rollout_id=None,
+        attempt_id=None,
+        trace_id=told.trace_id,
+        parent_span_id=told.span_id,
+        policy="",
+        purpose=Purpose.UNKNOWN,
+        parent_call_id=None,
+        shared_tokens=0,
+        suffix_ids=b"",
+        sampled_ids=b"",
+        logprobs=b"",
+        versions=(),
+        finish_reason=told.finish_reason or "",
+        content=None,
+        sampling_used=SamplingParameters(temperature=1.0),
+        splice=SpliceOutcome(kind="told"),
+        started_at_ns=told.started_ns,
+        ended_at_ns=told.ended_ns,
+    )
+    return CallFact(call=call, order=0, told=told)
 
 
 class CallsClosedFact(msgspec.Struct, frozen=True, kw_only=True, tag="calls_closed"):

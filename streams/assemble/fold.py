@@ -28,6 +28,7 @@ from tracegrad.schemas.metrics import (
     LINKS,
     PROPOSALS,
     PROPOSALS_VOID,
+    TOLD_CALLS,
     Metrics,
 )
 from tracegrad.schemas.reasons import Reason
@@ -57,6 +58,8 @@ from .late_feedback import divided, emitted, feedback_in, scores
 from .links import MAX_HOPS, asked_of, forwarded, is_of_conversation, may_complete, moved
 from .open_episode import OpenEpisode, WaitState
 from .stretches import Stretches
+from .told_calls import ToldCalls
+from .write.again import Judge, judged
 from .write.emit import disposition_of, emit
 
 
@@ -66,8 +69,19 @@ class Assemble(StageFold[OpenEpisode]):
     marker_topic = Topic.CLOSED_EPISODES
     stage = Stage.ASSEMBLE
 
-    def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        rules: StreamRules,
+        topics: Topics,
+        metrics: Metrics | None = None,
+        *,
+        told_calls: ToldCalls | None = None,
+        judge: Judge | None = None,
+    ) -> None:
+        """Of a replay of a history alone: who makes calls of what spans tell, and who rates its episodes."""
         super().__init__(rules, topics, metrics)
+        self._told_calls = told_calls
+        self._judge = judge
         limits = rules.streams
         self._bounds = Bounds(rules)
         self._strays = Strays(limits.max_stray_traces, limits.max_bytes_per_episode)
@@ -304,11 +318,13 @@ class Assemble(StageFold[OpenEpisode]):
         marker = episode.marker(disposition)
         outputs: tuple[Output, ...] = ()
         if disposition == "emitted":
+            if self._told_calls is not None:
+                self._make_calls(episode, self._told_calls)
             outputs = emit(
                 episode,
                 record,
                 closed_by,
-                reward=self._reward,
+                reward=judged(self._judge, episode, self._reward),
                 rules=self._rules,
                 topics=self._topics,
                 metrics=self.metrics,
@@ -324,6 +340,12 @@ class Assemble(StageFold[OpenEpisode]):
             marker = msgspec.structs.replace(marker, heard=pieces_of(here))
         self._bounds.forget(episode)
         return self._close(marker, episode.positions, outputs)
+
+    def _make_calls(self, episode: OpenEpisode, told_calls: ToldCalls) -> None:
+        made = told_calls.calls(episode.calls.values(), episode.spans)
+        for fact in made:
+            self.metrics.add(TOLD_CALLS, fact.masked or "exact")
+        episode.calls = {fact.call.call_id: fact for fact in made}
 
     def _feedback(self, facts: Iterable[Fact]) -> list[Reward]:
         """What people said, if that counts."""

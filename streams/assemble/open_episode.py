@@ -186,7 +186,8 @@ class OpenEpisode:
 
     def minted(self) -> set[str]:
         """The ids of its calls and tool calls."""
-        return {tool.id for fact in self.calls.values() for tool in fact.call.tool_calls}.union(self.calls)
+        told = (fact.told.response_id for fact in self.calls.values() if fact.told and fact.told.response_id)
+        return {tool.id for fact in self.calls.values() for tool in fact.call.tool_calls}.union(self.calls, told)
 
     def is_told_of(self, trace: str | None, ids: Container[str | None]) -> bool:
         """Whether a trace that was forwarded is of it: it was before, or repeats one of its ids."""

@@ -16,6 +16,8 @@ import heapq
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import msgspec
+
 from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
@@ -59,8 +61,11 @@ from ..stage_fold import StageFold, dead_letter
 from .read_logs import LogReader
 from .read_spans import SpanReader
 from .reading.judge_tool import ToolJudge
-from .scan import episode_of
+from .scan import TOLD, episode_of
 from .span_links import link_of_call
+
+_MAX_TOLD = 8
+"""Calls that spans tell, in a record: each may be some 100 kB."""
 
 
 class Normalize(StageFold[None]):
@@ -72,8 +77,8 @@ class Normalize(StageFold[None]):
         super().__init__(rules, topics, metrics)
         self._runs = rules.runs
         judge = ToolJudge(rules.streams.tools)
-        self._spans = SpanReader(self._runs, judge=judge, metrics=self.metrics)
-        self._logs = LogReader(self._runs, judge=judge, metrics=self.metrics)
+        self._spans = SpanReader(self._runs, judge=judge, metrics=self.metrics, history=rules.history)
+        self._logs = LogReader(self._runs, judge=judge, metrics=self.metrics, history=rules.history)
         self._raw = {topics.name(topic): topic for topic in INPUTS[Stage.NORMALIZE]}
         self._spans_topic, self._logs_topic = topics.name(Topic.OTLP_SPANS), topics.name(Topic.OTLP_LOGS)
         self._codecs: dict[str, Codec[Any]] = {
@@ -100,12 +105,17 @@ class Normalize(StageFold[None]):
         scan = reader.read(record.value, signer=signer_of(record))
         self._refusals.accept(record)
         outputs = []
-        for (episode, _), facts in scan.facts.items():
+        for (episode, sender), facts in scan.facts.items():
             self.metrics.add(FACTS, what, num=len(facts))
-            for start in range(0, len(facts), MAX_FACTS_PER_RECORD):
+            most = MAX_FACTS_PER_RECORD
+            if sender == TOLD:
+                most = _MAX_TOLD
+                at = record.position
+                facts = [msgspec.structs.replace(fact, order=at.offset, partition=at.partition) for fact in facts]
+            for start in range(0, len(facts), most):
                 # Links first: the spans behind them may complete the trace.
                 links = self._links(scan.links.get(episode, ())) if start == 0 else ()
-                outputs.append(self._facts(record, episode, [*links, *facts[start : start + MAX_FACTS_PER_RECORD]]))
+                outputs.append(self._facts(record, episode, [*links, *facts[start : start + most]]))
         for refused in scan.refused.values():
             value = refused.request.SerializeToString()
             outputs.append(dead_letter(record, refused.error, stage=self.stage, value=value, item=refused.item))
@@ -166,7 +176,7 @@ def _fact_of(item: LlmCall | Reward | RolloutEvent, record: Record) -> tuple[str
     place = {"order": record.offset, "partition": record.partition}
     match item:
         case CallRecord():
-            return "calls", CallFact(call=item, **place)
+            return "calls", CallFact(call=item, order=record.offset, partition=record.partition)
         case UpstreamCall():
             return "context_calls", ContextCallFact(call=item, **place)
         case CallOpen():

@@ -29,6 +29,7 @@ from tracegrad.schemas.otlp.values import AttributeValue, attributes_of, plain
 from tracegrad.schemas.records.facts import LogFact
 from tracegrad.schemas.text import json_value
 
+from ..config import HistoryConfig
 from .dialects.codex import TOOL_RESULT, TOOL_RESULT_KEYS, execution_of_log, trace_of_log
 from .reading.agent_hints import is_wrapper
 from .reading.judge_tool import ToolJudge
@@ -36,6 +37,7 @@ from .reading.read_output import NOTHING, Output, of_messages
 from .reading.span_view import MAX_TEXT
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, ItemSource, Scan
 from .span_links import links_of_event, links_of_ids
+from .told.read_call import told_event
 
 _PREFIX = "gen_ai."
 _DETAILS = "gen_ai.client.inference.operation.details"
@@ -54,8 +56,12 @@ _RESOURCE_KEYS = RESOURCE_KEYS.union(CONVERSATION_KEYS, (SERVICE_NAME,))
 class LogReader:
     """Reads requests for one run. Not thread-safe."""
 
-    def __init__(self, runs: Container[str], *, judge: ToolJudge, metrics: Metrics) -> None:
+    def __init__(
+        self, runs: Container[str], *, judge: ToolJudge, metrics: Metrics, history: HistoryConfig | None = None
+    ) -> None:
+        """`history`: what events tell of a model's call is read too."""
         self._runs = runs
+        self._history = history
         self._judge = judge
         self._metrics = metrics
 
@@ -74,6 +80,10 @@ class LogReader:
             return
         if len(record.trace_id) != 16 or len(record.span_id) != 8 or not any(record.span_id):
             return
+        if self._history is not None and (call := told_event(record, source.scope, name)) is not None:
+            place = scan.place(record.trace_id, attributes, source)
+            if place is not None and place.is_captured:
+                scan.add_told(place, call, self._history)
         told = _told(name, attributes, record) if name.startswith(_PREFIX) and name != _EVALUATION else {}
         if not any(told.values()):
             return

@@ -21,6 +21,7 @@ from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
+from ..config import HistoryConfig
 from .dialects.agent_lightning import AGENT_LIGHTNING
 from .dialects.agentops import AGENTOPS
 from .dialects.codex import CODEX
@@ -42,6 +43,7 @@ from .reading.span_rewards import rewards_in
 from .reading.span_view import SpanView
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, ItemSource, Placement, Scan
 from .span_links import Conversations
+from .told.read_call import told_call
 
 DIALECTS: tuple[Dialect, ...] = (
     ADK,
@@ -90,8 +92,12 @@ _SERVING = (Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CONSUMER)
 class SpanReader:
     """Reads requests for one run. Not thread-safe."""
 
-    def __init__(self, runs: Container[str], *, judge: ToolJudge, metrics: Metrics) -> None:
+    def __init__(
+        self, runs: Container[str], *, judge: ToolJudge, metrics: Metrics, history: HistoryConfig | None = None
+    ) -> None:
+        """`history`: what models' spans tell of their calls is read too."""
         self._runs = runs
+        self._history = history
         self._judge = judge
         self._metrics = metrics
         self._conversations = Conversations(runs, metrics)
@@ -116,6 +122,8 @@ class SpanReader:
             scan.add_fact(
                 place, fact, self._conversations.links(fact, span, attributes, source) if place.is_captured else ()
             )
+            if self._history is not None and place.is_captured and fact.kind is SpanKind.LLM:
+                scan.add_told(place, told_call(span, source.scope), self._history)
 
     def _fact(
         self, span: Span, attributes: Mapping[str, AttributeValue], source: ItemSource, place: Placement

@@ -10,8 +10,10 @@ of which nothing can, UndecodableError (`undecodable`) is raised.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+import msgspec
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from tracegrad.schemas.attributes import ATTEMPT_KEYS, PROVED_BY, ROLLOUT_KEYS
@@ -35,12 +37,19 @@ from tracegrad.schemas.otlp.salvage import damaged
 from tracegrad.schemas.otlp.signal import Signal
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
 from tracegrad.schemas.reasons import Reason
-from tracegrad.schemas.records.facts import LinkFact, LogFact, SpanFact
+from tracegrad.schemas.records.facts import CallFact, LinkFact, LogFact, SpanFact, told_fact
+from tracegrad.schemas.records.told import ToldCall
+
+from ..config import HistoryConfig
 
 IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 """The attributes of an item or its resource that say which episode it is of."""
 RESOURCE_KEYS = IDENTITY_KEYS | {PROVED_BY}
 """Those of a resource that place its items; whoever reads items may want others besides."""
+
+
+TOLD = "told"
+"""Beside the senders of spans: calls that spans tell, for kinds of facts are not mixed in a record."""
 
 
 class RefusedItems(NamedTuple):
@@ -87,8 +96,8 @@ class Scan:
     def __init__(
         self, signal: Signal, value: bytes, *, signer: str | None, runs: Container[str], metrics: Metrics
     ) -> None:
-        self.facts: dict[tuple[str, str], list[SpanFact | LogFact]] = {}
-        """By episode and sender."""
+        self.facts: dict[tuple[str, str], list[SpanFact | LogFact | CallFact]] = {}
+        """By episode and sender, or TOLD."""
         self.links: dict[str, dict[LinkFact, None]] = {}
         """By captured trace, in the order of their items."""
         self.refused: dict[str, RefusedItems] = {}
@@ -154,6 +163,16 @@ class Scan:
         is_attempt = attempt_of(episode, self._runs) is not None
         is_seen = is_attempt and is_by_own_run(self._signer, episode)
         return Placement(episode, str(said[-1].get(PROVED_BY, "")) if is_seen else "", not is_attempt)
+
+    def add_told(self, place: Placement, told: ToldCall, history: HistoryConfig) -> None:
+        """Takes what an item tells of a call, if it may be one of those that are to be learned."""
+        if told.model and not any(fnmatchcase(told.model, glob) for glob in history.models):
+            return
+        num_bytes = len(msgspec.msgpack.encode(told))
+        if num_bytes > history.max_call_bytes:
+            lacks = (Reason.HISTORY_CUT, *told.lacks)
+            told = msgspec.structs.replace(told, messages=None, tools=None, answer=None, ids=None, lacks=lacks)
+        self.facts.setdefault((place.episode, TOLD), []).append(told_fact(told))
 
     def add_fact(self, place: Placement, fact: SpanFact | LogFact, links: Iterable[LinkFact]) -> None:
         """Takes what was made of an item."""

@@ -74,10 +74,7 @@ def judged(recording: Recording) -> list[JudgedCall]:
         if raw.topic == "llm_calls"
         if isinstance(call := LLM_CALLS.decode(raw.value), CallRecord)
     ]
-    true = {
-        (_plain(_engine().tokenizer.decode(full_prompt(call, calls))), _said(call.content, call.tool_calls))
-        for call in calls
-    }
+    true = {(plain_text(full_prompt(call, calls)), _said(call.content, call.tool_calls)) for call in calls}
     bare = {(_TOOLS.sub("", prompt), said) for prompt, said in true}
     found = []
     for one in told_calls(recording):
@@ -91,7 +88,7 @@ def judged(recording: Recording) -> list[JudgedCall]:
 def _rendered(call: ToldCall) -> str:
     tools = [{"function": {"name": tool.name}} for tool in call.tools or ()]
     messages = [_chat(message) for message in call.messages or ()]
-    return _plain(_engine().tokenizer.decode(_engine().render(messages, tools, generation_prompt=True)))
+    return plain_text(_engine().render(messages, tools, generation_prompt=True))
 
 
 def _said(content: str | None, calls: Iterable[ToolCall]) -> str:
@@ -106,8 +103,9 @@ def _chat(message: ChatMessage) -> dict[str, Any]:
     return {"role": message.role, "content": message.content, "tool_calls": calls}
 
 
-def _plain(text: str) -> str:
-    return _BETWEEN_CALLS.sub("</tool_call><tool_call>", text)
+def plain_text(ids: Iterable[int]) -> str:
+    """What token ids spell, as the engine's template would write it."""
+    return _BETWEEN_CALLS.sub("</tool_call><tool_call>", _engine().tokenizer.decode([*ids]))
 
 
 @cache

@@ -33,6 +33,7 @@ from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, Turn
 from tracegrad.schemas.records.versions import VersionSpan
 
 from ..algorithm.recipe import Rows
+from ..history.config import ReplayConfig
 
 CallKey = tuple[str, str]
 """(rollout id, call id)."""
@@ -200,18 +201,40 @@ def why_untrained(group: Group, run: RunHash) -> str:
     return Reason.OTHER_RUN if any(span.run != run for span in trained_versions(group)) else ""
 
 
-def above(group: Group, bound: float) -> Group:
-    """The group without the episodes whose final reward is below a bound, or that have none; they leave the
-    denominators too."""
+def filtered(group: Group, config: ReplayConfig) -> Group:
+    """The group as the mode `filter` trains it: without the episodes whose final reward is below the bound, which leave
+    the denominators too, and with those calls of which the texts alone are known."""
+    group, keeps_unrated = _with_texts(group), config.unrated == "train"
     members = tuple(
         member
-        if member.excluded or (member.reward is not None and member.reward >= bound)
+        if member.excluded or (keeps_unrated if member.reward is None else member.reward >= config.bound)
         else msgspec.structs.replace(member, excluded=Reason.BELOW_BOUND)
         for member in group.summary.members
     )
     kept = {member.rollout_id for member in members if not member.excluded}
     rows = tuple(row for row in group.rows if row.rollout_id in kept)
     return replace(group, summary=msgspec.structs.replace(group.summary, members=members), rows=rows)
+
+
+def _with_texts(group: Group) -> Group:
+    """The group with those calls in the loss of which a text is known, and not the ids that were sampled: a likelihood
+    asks for no sampler. Each trains in the first row that has it."""
+    seen: set[CallKey] = set()
+    rows: list[SegmentRow] = []
+    tokens: defaultdict[str, int] = defaultdict(int)
+    for row in group.rows:
+        mask_T, turns = row.loss_mask.copy(), list[Turn]()
+        for turn in row.turns:
+            call = (row.rollout_id, turn.call_id)
+            if turn.masked == Reason.TEXT and call not in seen:
+                seen.add(call)
+                mask_T[turn.start : turn.end] = 1
+                turn = msgspec.structs.replace(turn, masked="")
+            turns.append(turn)
+        tokens[row.rollout_id] += int(mask_T.sum())
+        rows.append(msgspec.structs.replace(row, loss_mask=mask_T, turns=tuple(turns)))
+    rows = [msgspec.structs.replace(row, rollout_tokens=tokens[row.rollout_id]) for row in rows]
+    return replace(group, rows=tuple(rows)) if seen else group
 
 
 def in_form(groups: Sequence[Group], form: Rows, *, max_row_tokens: int) -> Sequence[Group]:

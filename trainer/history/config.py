@@ -26,6 +26,8 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     `low_ess`; 0 excludes none."""
     bound: float = 1.0
     """`filter`: an episode is trained on whose final reward is at least this."""
+    unrated: Literal["drop", "train"] = "drop"
+    """`filter`, of a history that spans tell: episodes that nobody rated."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):

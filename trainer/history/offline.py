@@ -34,7 +34,7 @@ from ..algorithm.level import MAX_LOG_RATIO
 from ..algorithm.recipe import Recipe
 from ..batch.advantages import Doubles
 from ..batch.batches import Batch
-from ..batch.groups import above, in_form
+from ..batch.groups import filtered, in_form
 from ..batch.rows import training_rows
 from ..config import TrainerConfig
 from ..learner import Learner
@@ -68,7 +68,7 @@ class HistorySource(Source):
 
     def sift(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         if self.history.mode == "filter":
-            kept = {group.summary.group_id: above(group, self.history.config.bound) for group in batch.groups}
+            kept = {group.summary.group_id: filtered(group, self.history.config) for group in batch.groups}
             batch = batch.without([id_ for id_, group in kept.items() if not group.rows], Reason.BELOW_BOUND)
             batch = replace(batch, groups=tuple(kept[id_] for id_ in batch.group_ids))
             return batch, {}

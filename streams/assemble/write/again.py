@@ -61,11 +61,17 @@ def make_again(
             episode.add_fact(fact, rules.reward_sources)
     if disposition_of(episode, rules) != "emitted":
         return ()
-    records = [fact.call for fact in episode.calls.values()]
     value = facts[-1].value if facts else b""
     record = Record(topic=topics.name(Topic.EPISODE_EVENTS), partition=0, offset=0, key=None, value=value)
+    reward = judged(judge, episode, reward)
+    return emit(episode, record, closed_by, rules=rules, topics=topics, metrics=metrics, reward=reward)
 
-    def rewarded(written: Episode) -> Episode:
-        return reward(judge(written, records) if judge is not None else written)
 
-    return emit(episode, record, closed_by, rules=rules, topics=topics, metrics=metrics, reward=rewarded)
+def judged(
+    judge: Judge | None, episode: OpenEpisode, reward: Callable[[Episode], Episode]
+) -> Callable[[Episode], Episode]:
+    """Rewards by rules, behind what a judge gives."""
+    if judge is None:
+        return reward
+    records = [fact.call for fact in episode.calls.values()]
+    return lambda written: reward(judge(written, records))

@@ -160,8 +160,9 @@ def _calls(
     turns = _turns(agents, counted)
     asked = repeated([record.tool_calls for record in records], agents, [fate.is_taken for fate in counted])
     calls: list[EpisodeCall] = []
-    rows = zip(records, joined, turns, fates, answers, asked, strict=True)
-    for record, match, turn, outcome, answered, again in rows:
+    rows = zip(facts, joined, turns, fates, answers, asked, strict=True)
+    for fact, match, turn, outcome, answered, again in rows:
+        record = fact.call
         temperature = record.sampling_used.temperature
         calls.append(
             EpisodeCall(
@@ -173,7 +174,7 @@ def _calls(
                 temperature=temperature if math.isfinite(temperature) else 0.0,
                 outcome=outcome,
                 masked=_masked(
-                    record,
+                    fact,
                     outcome,
                     episode,
                     is_broken=record.call_id in broken,
@@ -269,7 +270,7 @@ def _unchosen(records: Sequence[CallRecord], episode: OpenEpisode) -> set[str]:
 
 
 def _masked(
-    record: CallRecord,
+    fact: CallFact,
     outcome: CallOutcome,
     episode: OpenEpisode,
     *,
@@ -278,6 +279,7 @@ def _masked(
     trains_truncated: bool,
 ) -> str:
     """Why the call leaves the loss."""
+    record = fact.call
     # An attempt's end tells all outcomes; of a captured call the gateway may have died before it told.
     is_told = episode.attempt is not None
     if not outcome.is_taken:
@@ -293,6 +295,8 @@ def _masked(
         return Reason.CUT_SAMPLING
     if record.met_limit and not trains_truncated:
         return Reason.TRUNCATED
+    if fact.masked:
+        return fact.masked
     # Last, for it is no fault of the call's own: who rates it later chooses it.
     return Reason.NOT_CHOSEN if is_unchosen else ""
 

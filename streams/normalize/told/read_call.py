@@ -83,7 +83,8 @@ def told_event(record: LogRecord, scope: str, name: str) -> ToldCall | None:
     told = body if isinstance(body, dict) else {}
     at = record.time_unix_nano or record.observed_time_unix_nano
     told = {**(_whole(record.attributes) if name == DETAILS or not told else {}), **told}
-    return _call(read_bodies([bodies_of_events([(name, told)])]), record, scope, at, at)
+    found = _call(read_bodies([bodies_of_events([(name, told)])]), record, scope, at, at)
+    return msgspec.structs.replace(found, is_event=True)
 
 
 def joined(span: ToldCall, events: Iterable[ToldCall]) -> ToldCall:

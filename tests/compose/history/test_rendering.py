@@ -28,7 +28,7 @@ from tests.compose.history.telling import (
 from tests.fake_engine.model_folder import write_model_folder
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.llm_gateway.real_templates import NOW
-from tracegrad.compose.history.rendering import CallTokens, ExactIdRules, load_history_renderer
+from tracegrad.compose.history.rendering import ExactIdRules, load_history_renderer
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.render.answer_end import EndOfMessage
 from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised
@@ -36,7 +36,7 @@ from tracegrad.producers.llm_gateway.render.splice import SpliceHistory, build_p
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import ToolCall
-from tracegrad.schemas.records.told import ChatMessage, ToldCall
+from tracegrad.schemas.records.told import CallTokens, ChatMessage, ToldCall
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,7 @@ from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.metrics import GROUPS_EXCLUDED, REPLAY_STEP, REPLAY_STEPS
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.transitions import decode_group, encode_group
-from tracegrad.trainer.batch.groups import Group, above
+from tracegrad.trainer.batch.groups import Group, filtered
 from tracegrad.trainer.history.config import History, ReplayConfig
 from tracegrad.trainer.store.publish import Versions
 
@@ -193,7 +193,10 @@ def test_filter_keeps_exactly_what_reaches_the_bound(rewards: list[float | None]
         for one, reward in zip(told.members, rewards, strict=True)
     )
     out = {one.rollout_id for one in members if one.excluded}
-    kept = above(Group(replace(told, members=members), tuple(row for row in rows if row.rollout_id not in out)), bound)
+    kept = filtered(
+        Group(replace(told, members=members), tuple(row for row in rows if row.rollout_id not in out)),
+        ReplayConfig(bound=bound),
+    )
     expected = [
         one.rollout_id for one, reward in zip(members, rewards, strict=True) if reward is not None and reward >= bound
     ]

@@ -1,0 +1,213 @@
+"""The calls that an episode's spans tell, where no LLM gateway of ours saw them; only a replay of a history asks.
+
+    CallFact.told, of spans and events --> one a call --> its tools --> rendered: token ids, or why not --> CallRecord
+
+In: an episode that closes, the tree of its spans, `[history]`, who turns words into the policy's token ids. Out: its
+calls as if the gateway had recorded them, whole prompts and no parents; each bears why it leaves the loss. What is not
+asked for is no call. Of models' spans in each other the innermost that tells a prompt and an answer is the call, and
+those around it fill in what it lacks; two that repeat one response id are one, so are two that tell equal words at one
+time. Of calls with equal prompts the agent went on with the last that was finished. Pure but for the rendering.
+Invariant: equal facts give equal calls, whatever their order; a call's tools are told, or those of another call of the
+same agent here, or the user's; they are never guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from tracegrad.schemas.ids import CallId, RunHash
+from tracegrad.schemas.reasons import Reason
+from tracegrad.schemas.records.calls import SamplingParameters
+from tracegrad.schemas.records.facts import CallFact, SpanFact, told_fact
+from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.records.told import CallTokens, ChatMessage, ToldCall, ToolDefinition
+from tracegrad.schemas.records.versions import VersionSpan
+
+from ..config import HistoryConfig
+from ..normalize.told.read_call import joined
+from .join.span_tree import SpanKey, SpanTree
+
+AgentTools = Mapping[str, tuple[ToolDefinition, ...]]
+"""Glob on agents -> their tools."""
+
+
+NOBODY = ChatMessage(role="")
+
+
+class ToldCalls:
+    """Makes calls of what spans tell.
+
+    Args:
+        config: which calls count.
+        policy: that learns them.
+        sampler: the source run, for one version of which their tokens count.
+        tools: of agents whose calls tell none.
+        tokens: the policy's token ids of a call.
+    """
+
+    def __init__(
+        self,
+        config: HistoryConfig,
+        policy: str,
+        sampler: RunHash,
+        tools: AgentTools,
+        tokens: Callable[[ToldCall], CallTokens],
+    ) -> None:
+        self._config = config
+        self._policy = policy
+        self._version = VersionSpan(run=sampler, version=0, epoch=0, start=0)
+        self._tools = tools
+        self._tokens = tokens
+
+    def calls(self, facts: Iterable[CallFact], spans: Sequence[SpanFact]) -> list[CallFact]:
+        """In the order in which they began.
+
+        Args:
+            facts: of told calls.
+            spans: of their episode.
+        """
+        tree = SpanTree(spans)
+        told = _one_a_call(_by_span(facts), tree)
+        agents = {key: _agent_of(key, tree) for key in told}
+        chosen = {key: call for key, call in told.items() if self._is_chosen(call, agents[key], tree)}
+        found = self._with_tools(chosen, agents)
+        superseded = _superseded(found, agents)
+        order = sorted(found, key=lambda key: (found[key].started_ns, key))
+        return [self._fact(found[key], number, is_superseded=key in superseded) for number, key in enumerate(order)]
+
+    def _is_chosen(self, call: ToldCall, agent: str | None, tree: SpanTree) -> bool:
+        span, config = tree.get(call.trace_id, call.span_id), self._config
+        service = span.service if span is not None else ""
+        told = ((call.model, config.models), (agent or "", config.agents), (service, config.services))
+        return all(not globs or any(fnmatchcase(name, glob) for glob in globs) for name, globs in told)
+
+    def _with_tools(
+        self, calls: Mapping[SpanKey, ToldCall], agents: Mapping[SpanKey, str | None]
+    ) -> dict[SpanKey, ToldCall]:
+        known: dict[str | None, list[tuple[ToolDefinition, ...]]] = {}
+        for key, call in calls.items():
+            if call.tools is not None and call.tools not in known.setdefault(agents[key], []):
+                known[agents[key]].append(call.tools)
+        found = {}
+        for key, call in calls.items():
+            tools, others = call.tools, known.get(agents[key], [])
+            if tools is None:
+                globs = (glob for glob in self._tools if fnmatchcase(agents[key] or "", glob))
+                tools = others[0] if len(others) == 1 else self._tools.get(next(globs, ""))
+            lacks = tuple(reason for reason in call.lacks if tools is None or reason != Reason.NO_TOOLS_TOLD)
+            found[key] = msgspec.structs.replace(call, tools=tools, lacks=lacks)
+        return found
+
+    def _fact(self, call: ToldCall, number: int, *, is_superseded: bool) -> CallFact:
+        tokens, answer = self._tokens(call), call.answer
+        fact = told_fact(call)
+        record = msgspec.structs.replace(
+            fact.call,
+            call_id=CallId(call.response_id) if call.response_id else fact.call.call_id,
+            policy=self._policy,
+            suffix_ids=ids_to_bytes(tokens.prompt),
+            sampled_ids=ids_to_bytes(tokens.answer),
+            logprobs=logprobs_to_bytes(tokens.logprobs) if tokens.logprobs is not None else b"",
+            versions=(self._version,) if len(tokens.answer) else (),
+            content=answer.content if answer is not None else None,
+            reasoning=answer.reasoning if answer is not None else None,
+            tool_calls=answer.tool_calls if answer is not None else (),
+            sampling_used=SamplingParameters(temperature=1.0 if tokens.temperature is None else tokens.temperature),
+            is_truncated=call.finish_reason == "length",
+            answers_user=(call.messages or (NOBODY,))[-1].role == "user",
+        )
+        masked = tokens.reason or (Reason.SUPERSEDED if is_superseded else tokens.masked)
+        return CallFact(call=record, order=number, masked=masked)
+
+
+def _by_span(facts: Iterable[CallFact]) -> dict[SpanKey, ToldCall]:
+    """What each model's span tells, with its events; events of a span that is not here tell of no call."""
+    spans: dict[SpanKey, ToldCall] = {}
+    events: dict[SpanKey, list[ToldCall]] = {}
+    for told in (fact.told for fact in facts):
+        if told is not msgspec.UNSET and told.is_event:
+            events.setdefault((told.trace_id, told.span_id), []).append(told)
+        elif told is not msgspec.UNSET:
+            spans[told.trace_id, told.span_id] = told
+    return {key: joined(call, events[key]) if key in events else call for key, call in spans.items()}
+
+
+def _one_a_call(told: Mapping[SpanKey, ToldCall], tree: SpanTree) -> dict[SpanKey, ToldCall]:
+    around = {key: _around(key, told, tree) for key in told}
+    outer = {key for keys in around.values() for key in keys}
+    num_within = Counter(key for inner, keys in around.items() if inner not in outer for key in keys)
+    found = dict(told)
+    for inner in sorted(told, key=lambda key: (-len(around[key]), key)):
+        chain = [inner, *around[inner]]
+        if len(chain) == 1 or inner in outer:
+            continue
+        best = next((key for key in chain if _is_whole(told[key])), inner)
+        for key in (key for key in chain if key != best and key in found):
+            call = found.get(best, told[best])
+            # Of several calls within one span nobody knows whose its id is.
+            response_id = told[key].response_id if num_within[key] < 2 else None
+            found[best] = msgspec.structs.replace(
+                call,
+                tools=told[key].tools if call.tools is None else call.tools,
+                finish_reason=call.finish_reason or told[key].finish_reason,
+                response_id=call.response_id or response_id,
+            )
+            del found[key]
+    return _without_doubles(found)
+
+
+def _around(key: SpanKey, told: Mapping[SpanKey, ToldCall], tree: SpanTree) -> list[SpanKey]:
+    """Those of model's spans around one, from within; an agent or a tool between them begins another call."""
+    found: list[SpanKey] = []
+    step = tree.get(*key)
+    while step is not None and (above := tree.parent(step)) is not None:
+        place = tree.above(above).llm
+        if place is None or place in (key, *found):
+            break
+        found.append(place)
+        step = tree.get(*place)
+    return [place for place in found if place in told]
+
+
+def _without_doubles(told: Mapping[SpanKey, ToldCall]) -> dict[SpanKey, ToldCall]:
+    """One of those that repeat a response id, or equal words at one time: the one that lacks least."""
+    found: dict[SpanKey, ToldCall] = {}
+    seen: dict[object, list[ToldCall]] = {}
+    for key in sorted(told, key=lambda key: (not _is_whole(told[key]), len(told[key].lacks), key)):
+        call = told[key]
+        words = msgspec.msgpack.encode((call.messages, call.answer)) if _is_whole(call) else key
+        same = [one for one in seen.get(words, ()) if one.started_ns < call.ended_ns and call.started_ns < one.ended_ns]
+        if same or (call.response_id and call.response_id in seen):
+            continue
+        found[key] = call
+        for name in (words, call.response_id):
+            seen.setdefault(name, []).append(call)
+    return found
+
+
+def _is_whole(call: ToldCall) -> bool:
+    return call.messages is not None and call.answer is not None
+
+
+def _superseded(calls: Mapping[SpanKey, ToldCall], agents: Mapping[SpanKey, str | None]) -> set[SpanKey]:
+    """Those that were asked again, in equal words, once they had ended, and answered then."""
+    asked: dict[object, list[SpanKey]] = {}
+    for key, call in calls.items():
+        if call.messages is not None and Reason.UNFINISHED not in call.lacks:
+            asked.setdefault((agents[key], msgspec.msgpack.encode((call.messages, call.tools))), []).append(key)
+    return {
+        key
+        for same in asked.values()
+        for key in same
+        if any(calls[other].started_ns >= calls[key].ended_ns and other != key for other in same)
+    }
+
+
+def _agent_of(key: SpanKey, tree: SpanTree) -> str | None:
+    span = tree.get(*key)
+    named = tree.above(span).named if span is not None else None
+    return named.name if named is not None else None

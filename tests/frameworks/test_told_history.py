@@ -1,0 +1,68 @@
+"""Histories of spans alone, of every framework that is recorded, become the calls that were made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fake_engine.model_folder import write_model_folder
+from tests.frameworks.fixture import Recording, load
+from tests.frameworks.told_calls import plain_text
+from tests.frameworks.told_history import captured, told_episodes, true_calls, true_words, words
+from tests.producers.llm_gateway.harness import full_prompt
+from tracegrad.schemas.reasons import Reason
+from tracegrad.schemas.records.episodes import EpisodeCall
+from tracegrad.schemas.records.told import ToolDefinition
+from tracegrad.streams.assemble.told_calls import AgentTools
+
+TOOLS = re.compile("tools: (.*)<")
+
+WITHOUT_MODEL_SPANS = {"autogen-builtin", "autogen-varied-builtin", "crewai-traceloop", "agent_lightning-otel"}
+"""Their spans tell agents and tools; no span is a model's."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Recording, list[EpisodeCall]]]:
+    """Of each recording its calls."""
+    model = write_model_folder(tmp_path_factory.mktemp("model"))
+    recordings = map(load, captured())
+    return [(one, [call for made in told_episodes(one, model) for call in made.calls]) for one in recordings]
+
+
+def test_each_call_that_was_made_is_told_once(made: list[tuple[Recording, list[EpisodeCall]]]) -> None:
+    """Be it by one span, by spans within each other, or by events; with a reason where it cannot train."""
+    counts = {one.name: (len(calls), len(true_calls(one))) for one, calls in made}
+    assert {name for name, (num, _) in counts.items() if not num} == WITHOUT_MODEL_SPANS
+    assert {name: pair for name, pair in counts.items() if pair[0] and pair[0] != pair[1]} == {}
+
+
+def test_what_trains_are_the_words_that_were_said(made: list[tuple[Recording, list[EpisodeCall]]]) -> None:
+    """Prompt, tools and answer, as the template of the engine that served them writes them."""
+    for one, calls in made:
+        true, trained = true_words(one), [call for call in calls if call.masked == Reason.TEXT]
+        assert [words(call) for call in trained if words(call) not in true] == [], one.name
+    assert sum(call.masked == Reason.TEXT for _, calls in made for call in calls) >= 248
+
+
+def tools_of(recording: Recording) -> AgentTools:
+    """Of each agent, by the prompts that it was given."""
+    agents, calls = {call.call_id: call.agent or "" for call in recording.calls}, true_calls(recording)
+    names = {agents[call.call_id]: TOOLS.search(plain_text(full_prompt(call, calls))) for call in calls}
+    return {
+        agent: tuple(ToolDefinition(name=name, parameters={}) for name in found[1].split(", ")) if found else ()
+        for agent, found in names.items()
+    }
+
+
+def test_a_file_of_tools_makes_calls_whole_that_lack_these_alone(tmp_path: Path) -> None:
+    """As OpenAI Agents' are, whose spans tell no definitions."""
+    path = next(path for path in captured() if path.name.startswith("openai_agents-openinference-captured"))
+    recording, model = load(path), write_model_folder(tmp_path)
+    without = [call for episode in told_episodes(recording, model) for call in episode.calls]
+    assert {call.masked for call in without} == {Reason.NO_TOOLS_TOLD}
+    tools = tools_of(recording)
+    whole = [call for episode in told_episodes(recording, model, tools=tools) for call in episode.calls]
+    assert {call.masked for call in whole} == {Reason.TEXT}
+    assert {words(call) for call in whole} == true_words(recording)
