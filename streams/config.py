@@ -13,7 +13,7 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, parse_run_hash
-from tracegrad.schemas.section import Count, Folder, Seconds, Section
+from tracegrad.schemas.section import Count, File, Folder, Seconds, Section
 
 from .assemble.air.rules import AirConfig
 from .credit.config import CreditConfig
@@ -66,9 +66,13 @@ class HistoryConfig(Section, frozen=True, kw_only=True):
     """Globs on the agents that asked; none: all."""
     services: tuple[str, ...] = ()
     """Globs on `service.name`; none: all."""
-    tools: Folder | None = None
+    tools: File | None = None
     """A JSON file: glob on agents -> their tools as OpenAI's definitions, an empty list for none. Only of calls whose
     tools nobody told."""
+    tasks: File | None = None
+    """As `[tasks] file`: what was to be answered, by the first message of the user."""
+    rewards: File | None = None
+    """JSON lines or CSV: one of response_id, span_id, trace_id, conversation; name, value."""
     temperature: float | None = None
     """Of calls whose token ids are told without it."""
     logprobs: Literal["raw", "processed"] = "raw"

@@ -63,6 +63,17 @@ Cluster = Annotated[
     str | None, typer.Option("--bootstrap-servers", help="host:port,... of the cluster that --from topic:NAME reads.")
 ]
 Since = Annotated[str | None, typer.Option("--since", help="Of a topic: only what was written then or later.")]
+RewardsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--rewards",
+        help="Of a topic: a file (JSON lines, CSV) of rewards by response_id, span_id, trace_id or conversation.",
+    ),
+]
+TasksOption = Annotated[
+    Path | None,
+    typer.Option("--tasks", help="Of a topic: a file of tasks, {id, input, expected} a line, for the grader."),
+]
 DryRunOption = Annotated[
     DryRun | None,
     typer.Option("--dry-run", help="Write nothing: count records; --dry-run=full folds them too, and compares."),
@@ -104,6 +115,8 @@ def replay(
     dry_run: DryRunOption = None,
     bootstrap_servers: Cluster = None,
     since: Since = None,
+    rewards: RewardsOption = None,
+    tasks: TasksOption = None,
     as_json: JsonFlag = False,
     log_format: LogFormatOption = LogFormat.TEXT,
     runs_dir: RunsDirOption = RUNS,
@@ -123,18 +136,23 @@ def replay(
     show = choose_show(as_json=as_json)
     is_foreign = from_.startswith(TOPIC)
     if is_foreign:
-        given = {"--to": to, "--where": where, "--source-dir": source_dir, "--grader": grader}
+        given = {"--to": to, "--where": where, "--source-dir": source_dir}
         _check_left_out(from_, given)
         meant, reclose = _foreign_range(from_, bootstrap_servers, since, file, into, runs_dir, show.say), True
     else:
-        _check_left_out(from_, {"--bootstrap-servers": bootstrap_servers, "--since": since})
+        given = {"--bootstrap-servers": bootstrap_servers, "--since": since, "--rewards": rewards, "--tasks": tasks}
+        _check_left_out(from_, given)
         meant = history_range(from_, to, source_dir, runs_dir, into, where)
-    if grader is not None and reclose:
+    if grader is not None and reclose and not is_foreign:
         raise ConfigurationError("--grader is for recorded episodes, --reclose makes others; leave one of them out")
     below = meant.source.settings
     if is_foreign:  # whose cluster is only read: the new run has a broker of its own, unless FILE says otherwise
         below = msgspec.structs.replace(below, kafka=KafkaConfig())
-    settings = _settings_of(below, file, {"run": into, **set_flags(set_ or [])}, grader)
+    flags = {"run": into, **set_flags(set_ or [])}
+    if is_foreign:
+        named = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
+        flags = {**flags, **{name: str(value) for name, value in named.items() if value is not None}}
+    settings = _settings_of(below, file, flags, grader if not is_foreign else None)
     request = ReplayRequest(
         source=meant.source.run_dir.path,
         asked=meant.asked,

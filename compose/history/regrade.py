@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,7 @@ from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.facts import CallFact
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, ROLLOUTS, Reward, RolloutRequest
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.regrade import given_to_grader, graded_anew, is_judged, why_ungradable
@@ -192,24 +194,25 @@ class Regrader:
         self._loop.close()
         self._launcher.close()
 
-    def __call__(self, episode: Episode, records: Sequence[CallRecord]) -> Episode:
+    def __call__(self, episode: Episode, facts: Sequence[CallFact]) -> Episode:
         """The episode as it is judged; one that no grader judges as it is."""
         if not is_judged(episode):
             return episode
-        given, why = self._given(episode, records)
+        given, why = self.given(episode, [fact.call for fact in facts], self._tasks.request(episode))
         graded = graded_anew(episode, given, replaced=self.replaced, awaited=self._awaited, why=why)
         self._count(episode, graded)
         return graded
 
-    def _given(self, episode: Episode, records: Sequence[CallRecord]) -> tuple[Sequence[Reward], str]:
-        """(what the grader gives, why it could not be asked)."""
+    def given(
+        self, episode: Episode, records: Sequence[CallRecord], request: RolloutRequest | None
+    ) -> tuple[Sequence[Reward], str]:
+        """(what the grader gives, why it could not be asked). `request`: what it was asked for; None: nobody knows."""
         known = self._grades.grade_of(episode.episode_id) if self._grades is not None else None
         if known is not None:
             self.counts["known"] += 1
             return known.rewards, ""
         if why := why_ungradable(episode):
             return (), why
-        request = self._tasks.request(episode)
         if request is None:
             return (), "task_not_recorded"
         request = msgspec.structs.replace(request, rewards_awaited=self._reward.awaited)
@@ -269,6 +272,9 @@ def check_grader(settings: RunSettings) -> None:
 
 
 def _sections(settings: RunSettings) -> tuple[RewardConfig, AgentConfig]:
+    if settings.history is not None and settings.reward is not None:
+        # Of whose Python and folder the grader is: nobody's agent is started.
+        return settings.reward, settings.agent or AgentConfig(command=sys.executable)
     if settings.agent is None or settings.reward is None:
         raise ConfigurationError(
             "--grader: expected a run with an [agent], whose runner recorded what it returned, got one without: what "
@@ -280,14 +286,22 @@ def _sections(settings: RunSettings) -> tuple[RewardConfig, AgentConfig]:
 @contextlib.contextmanager
 def regrading(source: Wiring, settings: RunSettings, run_dir: RunDir | None) -> Iterator[Regrader]:
     """What judges the source's episodes; `run_dir` keeps its grades, None: nothing does. Raises ConfigurationError."""
-    reward, agent = _sections(settings)
     was = source.settings.reward
     tasks = RecordedTasks().read(source.log(is_history=True), source.topics.name(Topic.ROLLOUTS))
+    with grading(settings, tasks, run_dir, replaced=(was.source,) if was is not None else ()) as regrader:
+        yield regrader
+
+
+@contextlib.contextmanager
+def grading(
+    settings: RunSettings, tasks: RecordedTasks, run_dir: RunDir | None, *, replaced: Sequence[str] = ()
+) -> Iterator[Regrader]:
+    """The grader of a run, as `Regrader` takes it."""
+    reward, agent = _sections(settings)
     with contextlib.ExitStack() as ends:
         logs, grades = run_dir.logs if run_dir is not None else None, None
         if run_dir is not None:
             grades = Grades(run_dir.path / _GRADES)
             ends.callback(grades.close)
         folder = logs or Path(ends.enter_context(tempfile.TemporaryDirectory()))
-        replaced = (was.source,) if was is not None else ()
         yield ends.enter_context(Regrader(reward, agent, folder, tasks, replaced=replaced, grades=grades))

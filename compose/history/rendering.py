@@ -35,10 +35,11 @@ from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, n
 from tracegrad.schemas.errors import ConfigurationError, EngineRefusal
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.reasons import Reason
-from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
-from tracegrad.schemas.records.told import CallTokens, ChatMessage, ToldCall, ToldSampling, ToolDefinition
+from tracegrad.schemas.records.tokens import CallTokens, ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToldSampling, ToolDefinition
 from tracegrad.streams.assemble.told_calls import ToldCalls
 from tracegrad.streams.normalize.told.chat_messages import read_tools
+from tracegrad.streams.normalize.told.read_call import joined
 
 from ..engine.model_folder import read_chat_template
 from ..run.settings import RunSettings
@@ -229,7 +230,7 @@ def load_told_calls(settings: RunSettings, sampler: RunHash) -> ToldCalls:
     template = Path(policy.chat_template) if policy.chat_template is not None else None
     renderer = load_history_renderer(Path(policy.model), rules, chat_template=template)
     tools = _read_tools(Path(history.tools)) if history.tools is not None else {}
-    return ToldCalls(history, policy.name, sampler, tools, renderer.tokens)
+    return ToldCalls(history, policy.name, sampler, tools, renderer.tokens, joined)
 
 
 def _read_tools(path: Path) -> dict[str, tuple[ToolDefinition, ...]]:

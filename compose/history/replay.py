@@ -38,6 +38,7 @@ from tracegrad.streams.assemble.air.apply import Rewarder
 from tracegrad.streams.assemble.air.function import PayFunction
 from tracegrad.streams.assemble.fold import Assemble
 from tracegrad.streams.assemble.write.again import make_again
+from tracegrad.streams.config import StreamRules
 from tracegrad.streams.folds import build_fold
 from tracegrad.streams.ratings import rate_again
 from tracegrad.trainer.history.compare import supervised
@@ -54,7 +55,8 @@ from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
 from ..run.show import Show, offer
 from ..run.wiring import Wiring, port_of
-from .regrade import check_grader, regrading
+from .rate_history import HistoryJudge, rating
+from .regrade import Regrader, check_grader, regrading
 from .rendering import load_told_calls
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
 from .run_broker import open_broker
@@ -87,6 +89,7 @@ def replayed_settings(source: RunDir, settings: RunSettings, mode: Mode | None) 
     if settings.history is not None:
         unscored = "air" if settings.replay.unrated == "train" else settings.select.unscored
         select = msgspec.structs.replace(select, capture_all=True, train=True, unscored=unscored)
+        return msgspec.structs.replace(settings, select=select, algorithm=algorithm, tasks=None)
     return msgspec.structs.replace(settings, select=select, algorithm=algorithm)
 
 
@@ -214,33 +217,21 @@ def _fold(
     show: Show,
 ) -> int:
     metrics = Metrics()
-    show.say(
-        f"run {source.record.name}: {len(history.recorded.episodes)} episodes recorded, "
-        f"{sum(at.end - at.begin for at in history.bounds.values())} records to read"
-    )
-    rules = (into or source.under(settings)).stream_rules()
+    num_records = sum(at.end - at.begin for at in history.bounds.values())
+    num_episodes = len(history.recorded.episodes)
+    show.say(f"run {source.record.name}: {num_episodes} episodes recorded, {num_records} records to read")
     topics = topics_between(source.topics, settings.topics)
-    told = None
-    if settings.history is not None:
-        rules = msgspec.structs.replace(rules, history=settings.history)
-        told = load_told_calls(settings, source.record.hash)
-    folds = {
-        stage: Assemble(rules, topics, metrics, told_calls=told)
-        if stage is Stage.ASSEMBLE
-        else build_fold(stage, rules, topics, metrics)
-        for stage in STREAMS
-    }
     log = source.log(metrics, is_history=True)
     changes = Changes(log, source.topics, history.recorded) if into is None else None
     with contextlib.ExitStack() as ends:
         stop = ends.enter_context(_told_to_stop())
-        regrader = None
-        if request.grader:
-            regrader = ends.enter_context(regrading(source, settings, into.run_dir if into is not None else None))
-            # What an earlier grader gave is looked at, and left out.
-            rules = msgspec.structs.replace(rules, reward_sources=(*rules.reward_sources, *regrader.replaced))
+        judge, rules = _judge_and_rules(request, source, into, settings, metrics, ends)
+        folds = {stage: build_fold(stage, rules, topics, metrics) for stage in STREAMS}
+        if rules.history is not None:
+            told_calls = load_told_calls(settings, source.record.hash)
+            folds[Stage.ASSEMBLE] = Assemble(rules, topics, metrics, told_calls=told_calls, judge=judge)
         reward = Rewarder(rules.air, metrics)
-        again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward, judge=regrader)
+        again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward, judge=judge)
         refold = Refold(folds, again, rate_again, topics, history.recorded)
         done = replay(
             history,
@@ -257,11 +248,32 @@ def _fold(
     if changes is not None and done.is_whole:
         _tell_changes(show, changes)
     if done.is_whole and not stop.is_set():
-        if regrader is not None:
-            regrader.show_result(show)
+        if judge is not None:
+            judge.show_result(show)
         return 0
     show.say("stopped; the same command goes on")
     return INTERRUPTED
+
+
+def _judge_and_rules(
+    request: ReplayRequest,
+    source: Wiring,
+    into: Wiring | None,
+    settings: RunSettings,
+    metrics: Metrics,
+    ends: contextlib.ExitStack,
+) -> tuple[HistoryJudge | Regrader | None, StreamRules]:
+    """Who rates episodes, where it is not those who did, and by what they are folded."""
+    rules = (into or source.under(settings)).stream_rules()
+    run_dir = into.run_dir if into is not None else None
+    if settings.history is not None:
+        judge = ends.enter_context(rating(settings, run_dir, metrics))
+        return judge, msgspec.structs.replace(rules, history=settings.history)
+    if not request.grader:
+        return None, rules
+    regrader = ends.enter_context(regrading(source, settings, run_dir))
+    # What an earlier grader gave is looked at, and left out.
+    return regrader, msgspec.structs.replace(rules, reward_sources=(*rules.reward_sources, *regrader.replaced))
 
 
 def _tell(show: Show, progress: ReplayProgress, metrics: Metrics) -> None:

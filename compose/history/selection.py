@@ -36,7 +36,7 @@ def select_history(request: ReplayRequest, source: Wiring) -> History:
         raise ConfigurationError(
             f"--where: expected episodes of run {source.record.name} to choose by what stands on them, got none"
         )
-    if request.grader and not found.episodes:
+    if request.grader and not request.reclose and not found.episodes:
         raise ConfigurationError(
             f"--grader: expected episodes of run {source.record.name}, whose outputs could be graded, got none"
         )

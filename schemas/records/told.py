@@ -9,12 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from .calls import ToolCall
-from .tokens import Ids, Logprobs
-
-_NO_IDS: Ids = np.zeros(0, np.int32)
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,19 +91,3 @@ class ToldCall(msgspec.Struct, frozen=True, kw_only=True, tag="told_call"):
     ended_ns: int = 0
     is_event: bool = False
     """What log events tell of the call of that span."""
-
-
-class CallTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids of a told call, as the policy has them."""
-
-    prompt: Ids = _NO_IDS
-    answer: Ids = _NO_IDS
-    """With the token that ends the message, but for an answer that met the token limit."""
-    logprobs: Logprobs | None = None
-    """Of each id of the answer; None: it was rendered, or they are not told."""
-    temperature: float | None = None
-    """At which the answer was sampled, where its ids are told; None: nobody says."""
-    reason: str = ""
-    """Why there are no ids; empty: there are."""
-    masked: str = ""
-    """Of ids: why they cannot train by a ratio of probabilities, though by the likelihood; empty: they can."""

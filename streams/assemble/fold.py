@@ -28,7 +28,6 @@ from tracegrad.schemas.metrics import (
     LINKS,
     PROPOSALS,
     PROPOSALS_VOID,
-    TOLD_CALLS,
     Metrics,
 )
 from tracegrad.schemas.reasons import Reason
@@ -319,7 +318,7 @@ class Assemble(StageFold[OpenEpisode]):
         outputs: tuple[Output, ...] = ()
         if disposition == "emitted":
             if self._told_calls is not None:
-                self._make_calls(episode, self._told_calls)
+                episode.calls = self._told_calls.made(episode.calls.values(), episode.spans, self.metrics)
             outputs = emit(
                 episode,
                 record,
@@ -340,12 +339,6 @@ class Assemble(StageFold[OpenEpisode]):
             marker = msgspec.structs.replace(marker, heard=pieces_of(here))
         self._bounds.forget(episode)
         return self._close(marker, episode.positions, outputs)
-
-    def _make_calls(self, episode: OpenEpisode, told_calls: ToldCalls) -> None:
-        made = told_calls.calls(episode.calls.values(), episode.spans)
-        for fact in made:
-            self.metrics.add(TOLD_CALLS, fact.masked or "exact")
-        episode.calls = {fact.call.call_id: fact for fact in made}
 
     def _feedback(self, facts: Iterable[Fact]) -> list[Reward]:
         """What people said, if that counts."""

@@ -20,15 +20,15 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from tracegrad.schemas.ids import CallId, RunHash
+from tracegrad.schemas.metrics import TOLD_CALLS, Metrics
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import SamplingParameters
 from tracegrad.schemas.records.facts import CallFact, SpanFact, told_fact
-from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
-from tracegrad.schemas.records.told import CallTokens, ChatMessage, ToldCall, ToolDefinition
+from tracegrad.schemas.records.tokens import CallTokens, ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToolDefinition
 from tracegrad.schemas.records.versions import VersionSpan
 
 from ..config import HistoryConfig
-from ..normalize.told.read_call import joined
 from .join.span_tree import SpanKey, SpanTree
 
 AgentTools = Mapping[str, tuple[ToolDefinition, ...]]
@@ -47,6 +47,7 @@ class ToldCalls:
         sampler: the source run, for one version of which their tokens count.
         tools: of agents whose calls tell none.
         tokens: the policy's token ids of a call.
+        joined: a span's call, with what its log events tell besides.
     """
 
     def __init__(
@@ -56,28 +57,44 @@ class ToldCalls:
         sampler: RunHash,
         tools: AgentTools,
         tokens: Callable[[ToldCall], CallTokens],
+        joined: Callable[[ToldCall, Iterable[ToldCall]], ToldCall],
     ) -> None:
         self._config = config
         self._policy = policy
         self._version = VersionSpan(run=sampler, version=0, epoch=0, start=0)
         self._tools = tools
         self._tokens = tokens
+        self._joined = joined
 
-    def calls(self, facts: Iterable[CallFact], spans: Sequence[SpanFact]) -> list[CallFact]:
-        """In the order in which they began.
+    def made(self, facts: Iterable[CallFact], spans: Sequence[SpanFact], metrics: Metrics) -> dict[str, CallFact]:
+        """By their ids, in the order in which they began.
 
         Args:
             facts: of told calls.
             spans: of their episode.
         """
         tree = SpanTree(spans)
-        told = _one_a_call(_by_span(facts), tree)
+        told = _one_a_call(self._by_span(facts), tree)
         agents = {key: _agent_of(key, tree) for key in told}
         chosen = {key: call for key, call in told.items() if self._is_chosen(call, agents[key], tree)}
         found = self._with_tools(chosen, agents)
         superseded = _superseded(found, agents)
         order = sorted(found, key=lambda key: (found[key].started_ns, key))
-        return [self._fact(found[key], number, is_superseded=key in superseded) for number, key in enumerate(order)]
+        made = [self._fact(found[key], number, is_superseded=key in superseded) for number, key in enumerate(order)]
+        for fact in made:
+            metrics.add(TOLD_CALLS, fact.masked or "exact")
+        return {fact.call.call_id: fact for fact in made}
+
+    def _by_span(self, facts: Iterable[CallFact]) -> dict[SpanKey, ToldCall]:
+        """What each model's span tells, with its events; events of a span that is not here tell of no call."""
+        spans: dict[SpanKey, ToldCall] = {}
+        events: dict[SpanKey, list[ToldCall]] = {}
+        for told in (fact.told for fact in facts):
+            if told is not msgspec.UNSET and told.is_event:
+                events.setdefault((told.trace_id, told.span_id), []).append(told)
+            elif told is not msgspec.UNSET:
+                spans[told.trace_id, told.span_id] = told
+        return {key: self._joined(call, events[key]) if key in events else call for key, call in spans.items()}
 
     def _is_chosen(self, call: ToldCall, agent: str | None, tree: SpanTree) -> bool:
         span, config = tree.get(call.trace_id, call.span_id), self._config
@@ -121,19 +138,7 @@ class ToldCalls:
             answers_user=(call.messages or (NOBODY,))[-1].role == "user",
         )
         masked = tokens.reason or (Reason.SUPERSEDED if is_superseded else tokens.masked)
-        return CallFact(call=record, order=number, masked=masked)
-
-
-def _by_span(facts: Iterable[CallFact]) -> dict[SpanKey, ToldCall]:
-    """What each model's span tells, with its events; events of a span that is not here tell of no call."""
-    spans: dict[SpanKey, ToldCall] = {}
-    events: dict[SpanKey, list[ToldCall]] = {}
-    for told in (fact.told for fact in facts):
-        if told is not msgspec.UNSET and told.is_event:
-            events.setdefault((told.trace_id, told.span_id), []).append(told)
-        elif told is not msgspec.UNSET:
-            spans[told.trace_id, told.span_id] = told
-    return {key: joined(call, events[key]) if key in events else call for key, call in spans.items()}
+        return CallFact(call=record, order=number, told=call, masked=masked)
 
 
 def _one_a_call(told: Mapping[SpanKey, ToldCall], tree: SpanTree) -> dict[SpanKey, ToldCall]:
@@ -198,7 +203,8 @@ def _superseded(calls: Mapping[SpanKey, ToldCall], agents: Mapping[SpanKey, str 
     asked: dict[object, list[SpanKey]] = {}
     for key, call in calls.items():
         if call.messages is not None and Reason.UNFINISHED not in call.lacks:
-            asked.setdefault((agents[key], msgspec.msgpack.encode((call.messages, call.tools))), []).append(key)
+            words = msgspec.msgpack.encode((call.model, call.messages, call.tools))
+            asked.setdefault((agents[key], words), []).append(key)
     return {
         key
         for same in asked.values()

@@ -21,6 +21,7 @@ from tests.streams.make import TOPICS, config
 from tracegrad.compose.history.rendering import ExactIdRules, load_history_renderer
 from tracegrad.consumers.history.recorded import RecordedEpisodes
 from tracegrad.consumers.history.refold import Refold
+from tracegrad.schemas.fold import Output
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
@@ -31,6 +32,7 @@ from tracegrad.streams.assemble.fold import Assemble
 from tracegrad.streams.assemble.told_calls import AgentTools, ToldCalls
 from tracegrad.streams.config import HistoryConfig, SelectConfig
 from tracegrad.streams.folds import build_fold
+from tracegrad.streams.normalize.told.read_call import joined
 
 OTHER_RUN = RunHash("0" * 8)
 HISTORY = HistoryConfig(models=("*",))
@@ -45,11 +47,11 @@ def told_episodes(
     rules = config(run_hash=OTHER_RUN)
     rules = msgspec.structs.replace(rules, history=history, select=SelectConfig(capture_all=True))
     tokens = load_history_renderer(model, ExactIdRules()).tokens
-    told = ToldCalls(history, rules.policies[0], OTHER_RUN, tools or {}, tokens)
+    told = ToldCalls(history, rules.policies[0], OTHER_RUN, tools or {}, tokens, joined)
     folds: Any = {stage: build_fold(stage, rules, TOPICS) for stage in (Stage.NORMALIZE, Stage.CREDIT)}
     folds[Stage.ASSEMBLE] = Assemble(rules, TOPICS, told_calls=told)
     refold = Refold(folds, lambda *_: (), lambda episode, _: episode, TOPICS, RecordedEpisodes())
-    outputs, offsets = [], Counter[str]()
+    outputs, offsets = list[Output](), Counter[str]()
     for raw in recording.records:
         if raw.topic not in ("otlp_spans", "otlp_logs"):
             continue

@@ -15,17 +15,16 @@ from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.made_of import origins_in
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.episodes import Episode
-from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts
+from tracegrad.schemas.records.facts import EPISODE_EVENTS, CallFact, Facts
 from tracegrad.schemas.topics import Topic, Topics
 
 from ...config import StreamRules
 from ..open_episode import OpenEpisode
 from .emit import disposition_of, emit
 
-Judge = Callable[[Episode, Sequence[CallRecord]], Episode]
-"""(an episode before rules reward it, its calls' records) -> the episode as it is judged now."""
+Judge = Callable[[Episode, Sequence[CallFact]], Episode]
+"""(an episode before rules reward it, its calls) -> the episode as it is judged now."""
 
 
 def make_again(
@@ -73,5 +72,5 @@ def judged(
     """Rewards by rules, behind what a judge gives."""
     if judge is None:
         return reward
-    records = [fact.call for fact in episode.calls.values()]
-    return lambda written: reward(judge(written, records))
+    facts = [*episode.calls.values()]
+    return lambda written: reward(judge(written, facts))

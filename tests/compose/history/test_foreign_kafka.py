@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.compose.kafka.reading import new_topic
-from tests.streams.make import agent_span, otlp, tool_span
+from tests.streams.make import agent_span, otlp, span, tool_span
 from tracegrad.compose.cli import app
 from tracegrad.compose.history.run_broker import open_broker
 from tracegrad.compose.kafka.log import KafkaLog
@@ -16,7 +20,9 @@ from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.otlp.read import decode_spans, spans_of
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.topics import Topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
@@ -71,6 +77,60 @@ def test_a_topic_of_spans_becomes_episodes_of_all_its_traces(
     replay(topic, broker, tmp_path)
     assert len(episodes_of(RunDir.open(tmp_path / "again"))) == len(made)
     assert topics_on(kafka_log) == before
+
+
+UNKNOWN = {"trace_id": "f" * 32, "value": 1.0}
+POLICY = Path(__file__).parents[3] / "examples" / "calculator" / "policy"
+
+
+def told_trace(number: int, answer: str) -> bytes:
+    """A request of one trace: an agent that asks gpt-4o of somebody's one question, by OpenInference's openai."""
+    trace, body = f"{number:032x}", {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": f"{number}+1?"}]}
+    choice = {"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
+    said = {"id": f"chatcmpl-{number}", "model": "gpt-4o-mini", "choices": [choice]}
+    told: dict[str, Any] = {"openinference__span__kind": "LLM"}
+    told |= {"input__value": json.dumps(body), "output__value": json.dumps(said)}
+    request = ExportTraceServiceRequest.FromString(
+        otlp(agent_span(trace, 1, "clerk"), span(trace, 2, "ChatCompletion", parent=1, at=10, **told))
+    )
+    request.resource_spans[0].scope_spans[0].scope.name = "openinference.instrumentation.openai"
+    return bytes(request.SerializeToString())
+
+
+@pytest.mark.torch
+def test_a_history_of_another_model_trains_the_policy_on_what_was_rated(
+    kafka_log: KafkaLog, broker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the likelihood of the answers whose traces a file of rewards calls good; the report says how many."""
+    topic, writer = new_topic(kafka_log, 2), kafka_log.writer()
+    for number in range(1, 25):
+        writer.append(topic, key=None, value=told_trace(number, str(number + 1))).result(30)
+    rewards = [{"trace_id": f"{number:032x}", "value": float(number % 2)} for number in range(1, 24)]
+    (tmp_path / "rewards.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rewards, UNKNOWN]))
+    (tmp_path / "history.toml").write_text(f"""
+        [history]
+        models = ["gpt-4o*"]
+        [policy]
+        model = "{POLICY}"
+        [trainer]
+        groups_per_step = 8
+        steps = 4
+        """)
+    options = ("--mode", "filter", "--rewards", str(tmp_path / "rewards.jsonl"), str(tmp_path / "history.toml"))
+    replay(topic, broker, tmp_path, *options)
+    told = capsys.readouterr().out
+    assert "rewards: 24 rows; 1 things in them are in no episode, 0 are said again" in told
+    made = RunDir.open(tmp_path / "again")
+    episodes = episodes_of(made)
+    assert [call.masked for one in episodes for call in one.calls] == [Reason.TEXT] * 24
+    assert {one.calls[0].agent for one in episodes} == {"clerk"} and episodes[0].calls[0].call_id.startswith("chatcmpl")
+    with open_broker(made) as servers:
+        wiring = Wiring(made, bootstrap_servers=servers)
+        name = wiring.topics.name(Topic.TRAINING_STEPS)
+        found = [TRAINING_STEPS.decode(one.value) for one in read_to_end(wiring.log(), name)]
+    steps = [one for one in found if isinstance(one, TrainingStep)]
+    assert [*Counter(why for step in steps for why in step.excluded_ids.values()).values()] == [11]
+    assert sum(step.num_tokens for step in steps) > 11 * 2
 
 
 def test_what_cannot_be_a_source_is_refused_before_anything_is_written(

@@ -36,7 +36,8 @@ from tracegrad.producers.llm_gateway.render.splice import SpliceHistory, build_p
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import ToolCall
-from tracegrad.schemas.records.told import CallTokens, ChatMessage, ToldCall
+from tracegrad.schemas.records.tokens import CallTokens
+from tracegrad.schemas.records.told import ChatMessage, ToldCall
 
 pytestmark = pytest.mark.slow
 

@@ -72,6 +72,7 @@ DAYS: dict[str, dict[Metric, str]] = {
     "records that are another run's, forged, broken, late or without what they should bear": {
         m.NOT_SELECTED: "streams/normalize/test_normalize.py::test_other_runs_are_not_selected_unless_named",
         m.CALLS_UNPROVED: "streams/normalize/test_normalize.py::test_a_call_that_no_gateway_of_its_run_wrote_is_none",
+        m.TOLD_CALLS: "streams/assemble/test_told_calls.py::test_calls_are_counted_by_why_they_leave_the_loss",
         m.FACTS_LATE: "streams/assemble/test_assemble.py::test_late_facts_are_counted_and_never_folded",
         m.TOOLS_WITHOUT_ID: "streams/assemble/test_air.py::test_executions_without_an_id_are_counted",
         m.CALLS_LEFT_OUT: "streams/credit/test_credit.py::test_a_call_without_its_parent_is_left_out_alone",

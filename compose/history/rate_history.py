@@ -1,0 +1,202 @@
+"""What the episodes of a history are worth: by a grader of the user's, by a file of rewards, or both.
+
+    task {id, input, expected}   input: the user's first message to the agent that was asked first; expected and id: of
+                                 the `[history] tasks` file, where its input is equal; else the id is a hash
+    output                       the last answer of that agent which calls no tool
+    [history] rewards            JSON lines or CSV: one of response_id, span_id, trace_id, conversation; name, value
+
+In: episodes whose calls spans told. Out: these with a task, an output and rewards; how many rows of the file fit none.
+Invariants: as regrade.py's of grades; a row counts once, the last of one name for one thing; equal inputs give equal
+records. Failure: ConfigurationError for a file that cannot be read, with the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.producers.tasks.dataset import read_tasks
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import conversation_key
+from tracegrad.schemas.metrics import TOLD_CALLS, Metrics
+from tracegrad.schemas.reasons import reason_text
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.facts import CallFact
+from tracegrad.schemas.records.rollouts import GroupRef, Reward, RolloutRequest, is_usable
+from tracegrad.schemas.records.tasks import Task
+from tracegrad.streams.regrade import graded_anew
+
+from ..run.run_dir import RunDir
+from ..run.settings import RunSettings
+from ..run.show import Show
+from .regrade import RecordedTasks, Regrader, grading
+
+_KINDS = ("response_id", "span_id", "trace_id", "conversation")
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    value: float
+    name: str = "reward"
+    response_id: str | None = None
+    span_id: str | None = None
+    trace_id: str | None = None
+    conversation: str | None = None
+
+
+class RewardFile:
+    """What somebody said of calls, traces or conversations, by their ids. Raises ConfigurationError."""
+
+    def __init__(self, path: Path) -> None:
+        self._source = f"file:{path.name}"
+        self._rows: dict[tuple[str, str], dict[str, float]] = {}
+        self._found: set[tuple[str, str]] = set()
+        self.num_rows = self.num_doubled = 0
+        for number, row in enumerate(_rows(path), start=1):
+            named = [(kind, id_) for kind in _KINDS if (id_ := getattr(row, kind))]
+            named = [(kind, conversation_key(id_) if kind == "conversation" else id_) for kind, id_ in named]
+            if len(named) != 1 or not is_usable(row.value):
+                raise ConfigurationError(
+                    f"[history] rewards: {path}, row {number}: expected one of {', '.join(_KINDS)}, and a number as "
+                    "value, got another"
+                )
+            of_one = self._rows.setdefault(named[0], {})
+            self.num_rows += 1
+            self.num_doubled += row.name in of_one
+            of_one[row.name] = row.value
+
+    @property
+    def num_unmatched(self) -> int:
+        """Things of which no episode has come."""
+        return len(self._rows.keys() - self._found)
+
+    def rewards(self, episode: Episode, facts: Sequence[CallFact]) -> Iterator[Reward]:
+        """Those of an episode."""
+        targets: dict[tuple[str, str], str | None] = {("trace_id", fact.call.trace_id or ""): None for fact in facts}
+        targets |= {("span_id", fact.call.parent_span_id or ""): fact.call.call_id for fact in facts}
+        targets |= {("response_id", fact.call.call_id): fact.call.call_id for fact in facts}
+        targets["conversation", episode.conversation or ""] = None
+        for place in sorted(self._rows.keys() & targets.keys()):
+            self._found.add(place)
+            for name, value in self._rows[place].items():
+                yield Reward(
+                    rollout_id="",
+                    attempt_id="",
+                    name=name,
+                    value=value,
+                    target=targets.get(place),
+                    source=self._source,
+                    idempotency_key="/".join((*place, name)),
+                )
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            if path.suffix == ".csv":
+                for row in csv.DictReader(lines):
+                    told = {name: value for name, value in row.items() if value}
+                    yield msgspec.convert(told, _Row, strict=False)
+            else:
+                yield from (msgspec.json.decode(line, type=_Row) for line in lines if line.strip())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"[history] rewards: {path}: expected JSON lines or CSV with one of {', '.join(_KINDS)}, value, and maybe "
+            f"name, got: {error}"
+        ) from error
+
+
+class HistoryJudge:
+    """Rates one episode after another.
+
+    Args:
+        tasks: a file of them; None: what is expected is not known.
+        rewards: a file of them, or None.
+        grader: who is asked, or None.
+        metrics: of the folds, which count told calls.
+    """
+
+    def __init__(self, tasks: Path | None, rewards: Path | None, grader: Regrader | None, metrics: Metrics) -> None:
+        self.counts: Counter[str] = Counter()
+        self._metrics = metrics
+        self._tasks = {_text(task.input): task for task in read_tasks(tasks)} if tasks is not None else {}
+        self._rewards = RewardFile(rewards) if rewards is not None else None
+        self._grader = grader
+
+    def __call__(self, episode: Episode, facts: Sequence[CallFact]) -> Episode:
+        """The episode as it is rated."""
+        task, output = self._task(facts), _output(episode)
+        self.counts["tasks"] += task.expected is not None
+        episode = msgspec.structs.replace(
+            episode, task_id=task.id, output=None if output is None else json.dumps(output)
+        )
+        given, why = [] if self._rewards is None else [*self._rewards.rewards(episode, facts)], ""
+        if self._grader is not None:
+            request = RolloutRequest(
+                rollout_id=episode.episode_id,
+                group=GroupRef(id=episode.episode_id, size=1, member=0, index=0),
+                task_id=task.id,
+                input=task.input,
+                expected=task.expected,
+                policy=episode.policy or "",
+                purpose=Purpose.UNKNOWN,
+            )
+            of_grader, why = self._grader.given(episode, [fact.call for fact in facts], request)
+            given += of_grader
+        if not given and not why:
+            return episode
+        rated = graded_anew(episode, given, replaced=(), why=why)
+        self.counts["rated" if rated.reward is not None else "unrated"] += 1
+        return rated
+
+    def _task(self, facts: Sequence[CallFact]) -> Task:
+        told = next((fact.told.messages for fact in facts if fact.told and fact.told.messages), ())
+        asked = next((one.content for one in told if one.role == "user"), None) or ""
+        found = self._tasks.get(asked.strip())
+        return found or Task(id=hashlib.sha256(asked.encode()).hexdigest()[:16], input=asked)
+
+    def show_result(self, show: Show) -> None:
+        """How many calls the history tells, and why those that do not train do not; what they were rated."""
+        told = {why: int(num) for (why,), num in self._metrics.series().get(TOLD_CALLS, {}).items()}
+        lines = [f"calls that spans tell: {sum(told.values())}"]
+        lines += [f"  {told[why]} {reason_text(why)}" for why in sorted(told, key=lambda why: (-told[why], why))]
+        show.result("told_calls", told, lines)
+        fields = dict(self.counts)
+        lines = [f"rated: {fields.get('rated', 0)} episodes"]
+        if self._tasks:
+            lines.append(f"tasks: {fields.get('tasks', 0)} episodes begin with an input of the file")
+        if self._rewards is not None:
+            rows = (self._rewards.num_rows, self._rewards.num_unmatched, self._rewards.num_doubled)
+            fields |= dict(zip(("rows", "rows_unmatched", "rows_doubled"), rows, strict=True))
+            lines.append("rewards: {} rows; {} things in them are in no episode, {} are said again".format(*rows))
+        show.result("rated", fields, lines)
+
+
+def _text(value: object) -> str:
+    return value.strip() if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _output(episode: Episode) -> str | None:
+    """The answer of the agent that was asked first; None: it gave none."""
+    first = next(iter(episode.calls), None)
+    bare = (call for call in reversed(episode.calls) if first and call.agent == first.agent and not call.tool_calls)
+    return next((call.content for call in bare if call.content), None)
+
+
+@contextlib.contextmanager
+def rating(settings: RunSettings, run_dir: RunDir | None, metrics: Metrics) -> Iterator[HistoryJudge]:
+    """By the sections [history] and [reward]; `run_dir` keeps grades. Raises ConfigurationError."""
+    history = settings.history
+    assert history is not None
+    tasks, rewards = (Path(file) if file is not None else None for file in (history.tasks, history.rewards))
+    with contextlib.ExitStack() as ends:
+        has_grader = settings.reward is not None and settings.reward.grader is not None
+        grader = ends.enter_context(grading(settings, RecordedTasks(), run_dir)) if has_grader else None
+        yield HistoryJudge(tasks, rewards, grader, metrics)
