@@ -136,7 +136,7 @@ def _read_file(path: Path, file: ListedFile, num_read: int = 0) -> Iterator[File
             if isinstance(data, LostBytes):
                 lost = (data,)
             elif is_calls:
-                request = read_call_line(data, f"{file.name}:{number}", at_ms=number).request()
+                request = read_call_line(data, f"{file.name}:{number}", at_ms=number)
             else:
                 likely, (request, parts) = _decoded(unpack_message(data), likely)
                 lost = tuple(LostBytes(part.num_bytes, f"a part that is damaged: {part.sha256}") for part in parts)
