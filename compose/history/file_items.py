@@ -18,6 +18,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,10 +32,14 @@ MAX_ITEM_BYTES = MAX_CLIENT_BYTES
 """A longer item fits no record, whatever is in it, and would lie in memory whole."""
 _HEAD_BYTES = 64 * 1024
 """By which a file is known: a first line may be broken."""
-_CHUNK_BYTES = 64 * 1024
-_PACKED_CHUNK_BYTES = 1024
-"""Of a packed file: it may unpack to a thousand times as many."""
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_PIECE_BYTES = 1024
+"""Read at once: packed ones may unpack to a thousand times as many."""
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_PACKINGS: dict[bytes, Callable[[], Any]] = {
+    b"\x1f\x8b": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    _ZSTD: lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
+"""How a packed file begins, and what unpacks a frame of it."""
 _MESSAGE_BEGINS = (b"\n", b"{", _ZSTD[:1])
 """Of a message behind a length: protobuf's first field, JSON, packed."""
 _SPREAD_JSON = re.compile(rb"\s*\{\s*[\r\n]")
@@ -68,61 +73,20 @@ class LostBytes(NamedTuple):
     reason: str = Reason.UNDECODABLE
 
 
-class _Unpacked(io.RawIOBase):
-    """The bytes of a file, unpacked. Where its packing breaks, it ends, and `failure` says so: what came before counts.
+class _Stream(io.RawIOBase):
+    """Pieces, none of them empty, as a file."""
 
-    `head` is how they begin, `num_left` how many of the file are not read.
-    """
-
-    def __init__(self, file: io.BufferedReader, num_bytes: int) -> None:
-        self._file = file
-        self.num_left = num_bytes
-        self.failure = ""
-        begins = file.peek(len(_ZSTD))[: len(_ZSTD)]
-        if begins.startswith(_GZIP):
-            self._chunks = self._unpacked(lambda: zlib.decompressobj(zlib.MAX_WBITS | 16))
-        elif begins == _ZSTD:
-            self._chunks = self._unpacked(lambda: zstandard.ZstdDecompressor().decompressobj())
-        else:
-            self._chunks = self._stored(_CHUNK_BYTES)
-        head = b""
-        while len(head) < _HEAD_BYTES and (chunk := next(self._chunks, None)) is not None:
-            head += chunk
-        self.head = head[:_HEAD_BYTES]
-        self._chunk = memoryview(head)
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._piece = pieces, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._chunk:
-            if (chunk := next(self._chunks, None)) is None:
-                return 0
-            self._chunk = memoryview(chunk)
-        num = min(len(buffer), len(self._chunk))
-        buffer[:num], self._chunk = self._chunk[:num], self._chunk[num:]
+        piece = self._piece or memoryview(next(self._pieces, b""))
+        num = min(len(buffer), len(piece))
+        buffer[:num], self._piece = piece[:num], piece[num:]
         return num
-
-    def _stored(self, size: int) -> Iterator[bytes]:
-        while chunk := self._file.read(min(size, self.num_left)):
-            self.num_left -= len(chunk)
-            yield chunk
-
-    def _unpacked(self, new: Callable[[], Any]) -> Iterator[bytes]:
-        frame = new()
-        for chunk in self._stored(_PACKED_CHUNK_BYTES):
-            while chunk:
-                if frame.eof:
-                    frame = new()
-                try:
-                    data = frame.decompress(chunk)
-                except (zlib.error, zstandard.ZstdError) as error:
-                    self.failure, self.num_left = str(error), self.num_left + len(chunk)
-                    return
-                yield data
-                chunk = frame.unused_data if frame.eof else b""
-        if not frame.eof:
-            self.failure = "it is cut off"
 
 
 def read_items(path: Path, num_bytes: int, *, is_lines: bool = False) -> Iterator[bytes | LostBytes]:
@@ -131,16 +95,41 @@ def read_items(path: Path, num_bytes: int, *, is_lines: bool = False) -> Iterato
     Args:
         is_lines: they are lines, whatever they begin with.
     """
-    with path.open("rb") as file, _Unpacked(file, num_bytes) as unpacked, io.BufferedReader(unpacked) as stream:
-        read = _lines if is_lines else _reader_of(unpacked.head)
+    lost: list[LostBytes] = []
+    with path.open("rb") as file:
+        pieces, head = _unpacked(file, num_bytes, lost), b""
+        while len(head) < _HEAD_BYTES and (piece := next(pieces, b"")):
+            head += piece
+        read = _lines if is_lines else _reader_of(head[:_HEAD_BYTES])
         if read is not None:
-            yield from read(stream)
-        elif unpacked.head:
-            got = _other(unpacked.head) or f"a file that begins with bytes {unpacked.head[:6].hex(' ')}"
+            yield from read(io.BufferedReader(_Stream(chain([head], pieces))))
+        elif head:
+            got = _other(head) or f"a file that begins with bytes {head[:6].hex(' ')}"
             yield LostBytes(num_bytes, f"expected telemetry in OTLP, got {got}")
-        if unpacked.failure:
-            why = f"expected a whole packed file, got one that cannot be unpacked to its end: {unpacked.failure}"
-            yield LostBytes(unpacked.num_left, why)
+        yield from lost
+
+
+def _unpacked(file: io.BufferedReader, num_left: int, lost: list[LostBytes]) -> Iterator[bytes]:
+    """So many bytes of a file, unpacked, in pieces. Where its packing breaks they end, and that is lost: what came
+    before counts."""
+    begins = file.peek()
+    new = next((new for magic, new in _PACKINGS.items() if begins.startswith(magic)), None)
+    frame = new() if new is not None else None
+    try:
+        while piece := file.read(min(_PIECE_BYTES, num_left)):
+            num_left -= len(piece)
+            while new is not None and piece:
+                frame = new() if frame.eof else frame
+                if data := frame.decompress(piece):
+                    yield data
+                piece = frame.unused_data if frame.eof else b""
+            if piece:
+                yield piece
+        if frame is not None and not frame.eof:
+            raise EOFError("it is cut off")
+    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        why = f"expected a whole packed file, got one that cannot be unpacked to its end: {error}"
+        lost.append(LostBytes(num_left + len(piece), why))
 
 
 def unpack_message(data: bytes) -> bytes:
@@ -174,7 +163,7 @@ def _lines(stream: io.BufferedIOBase) -> Iterator[bytes | LostBytes]:
             continue
         num_bytes = len(line)
         while line and not line.endswith(b"\n"):
-            line = stream.readline(_CHUNK_BYTES)
+            line = stream.readline(_HEAD_BYTES)
             num_bytes += len(line)
         yield LostBytes(num_bytes, f"expected a line of fewer than {MAX_ITEM_BYTES} bytes, got a longer one")
 
@@ -184,7 +173,7 @@ def _messages(stream: io.BufferedIOBase) -> Iterator[bytes | LostBytes]:
         length = int.from_bytes(head)
         message = stream.read(length) if length <= MAX_ITEM_BYTES else b""
         if len(head) < 4 or len(message) < length:
-            num_bytes = len(head) + len(message) + sum(map(len, iter(lambda: stream.read(_CHUNK_BYTES), b"")))
+            num_bytes = len(head) + len(message) + _num_left(stream)
             yield LostBytes(num_bytes, f"expected a message of {length} bytes, got the file's end before its")
         else:
             yield message
@@ -195,8 +184,12 @@ def _whole(stream: io.BufferedIOBase) -> Iterator[bytes | LostBytes]:
     if len(message) <= MAX_ITEM_BYTES:
         yield message
     else:
-        num_bytes = len(message) + sum(map(len, iter(lambda: stream.read(_CHUNK_BYTES), b"")))
+        num_bytes = len(message) + _num_left(stream)
         yield LostBytes(num_bytes, f"expected one message of at most {MAX_ITEM_BYTES} bytes, got more")
+
+
+def _num_left(stream: io.BufferedIOBase) -> int:
+    return sum(map(len, iter(lambda: stream.read(_HEAD_BYTES), b"")))
 
 
 def _other(head: bytes) -> str | None:
