@@ -84,6 +84,14 @@ class KafkaLog:
         self._require_same(topic)
         return {where.partition: offsets for where, offsets in self.admin.offsets(self.admin.partitions(topic)).items()}
 
+    def offsets_since(self, topic: str, at_ms: int) -> tuple[int, ...]:
+        """Of each partition the first record that was written at that time or later, else its end; 0: of all there
+        are."""
+        kept = self.offsets(topic)
+        places = [TopicPartition(topic, number) for number in sorted(kept)]
+        found = self.admin.offsets_at(places, at_ms) if at_ms else {}
+        return tuple(found.get(where, kept[where.partition].begin) for where in places)
+
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
         """Committed next offsets of a group; partitions without one are absent."""
         return self.admin.committed(group, topic)
