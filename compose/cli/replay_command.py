@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,17 +18,20 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Term
 from tracegrad.trainer.history.config import Mode
 
-from ..history.request import DryRun
+from ..history.request import DryRun, ReplayRequest
 from ..kafka.client_settings import KafkaConfig
 from ..printable_log import LogFormat
 from ..run.load import load_over
+from ..run.session import INTERRUPTED
 from ..run.settings import RunSettings
-from ..run.show import choose_show
+from ..run.show import Show, choose_show
 from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, LogFormatOption, RunsDirOption, find_run, load_settings, log_as
 from .run import Set, set_flags
 
 _RUN = "run:"
+_FOREIGN = ("topic:", "files:")
+"""Spans that no gateway of ours has seen."""
 _ASKED_NOTHING = ("agent", "tasks")
 """Of a past nobody is asked again."""
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
@@ -39,8 +43,8 @@ From = Annotated[
     str,
     typer.Option(
         "--from",
-        help="Where to begin: run:NAME (all of a run), topic:NAME (a topic of spans on your cluster), earliest, an ISO "
-        "8601 time, or PT2H (two hours ago).",
+        help="Where to begin: run:NAME (all of a run), topic:NAME (a topic of spans on your cluster), files:PATH "
+        "(exported spans, or calls), earliest, an ISO 8601 time, or PT2H (two hours ago).",
     ),
 ]
 To = Annotated[str | None, typer.Option("--to", help="Where to end, in the same form.")]
@@ -128,44 +132,36 @@ def replay(
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
     """
-    from ..history.foreign import TOPIC
     from ..history.replay import replayed_settings, run_replay
-    from ..history.request import ReplayRequest, code_digest
+    from ..history.request import code_digest
 
     log_as(log_format, into, "replay")
-    show = choose_show(as_json=as_json)
-    is_foreign = from_.startswith(TOPIC)
-    if is_foreign:
-        given = {"--to": to, "--where": where, "--source-dir": source_dir}
-        _check_left_out(from_, given)
-        meant, reclose = _foreign_range(from_, bootstrap_servers, since, file, into, runs_dir, show.say), True
-    else:
-        given = {"--bootstrap-servers": bootstrap_servers, "--since": since, "--rewards": rewards, "--tasks": tasks}
-        _check_left_out(from_, given)
-        meant = history_range(from_, to, source_dir, runs_dir, into, where)
-    if grader is not None and reclose and not is_foreign:
-        raise ConfigurationError("--grader is for recorded episodes, --reclose makes others; leave one of them out")
-    below = meant.source.settings
-    if is_foreign:  # whose cluster is only read: the new run has a broker of its own, unless FILE says otherwise
-        below = msgspec.structs.replace(below, kafka=KafkaConfig())
-    flags = {"run": into, **set_flags(set_ or [])}
-    if is_foreign:
-        named = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
-        flags = {**flags, **{name: str(value) for name, value in named.items() if value is not None}}
-    settings = _settings_of(below, file, flags, grader if not is_foreign else None)
-    request = ReplayRequest(
-        source=meant.source.run_dir.path,
-        asked=meant.asked,
-        begin_ms=meant.begin_ms,
-        end_ms=meant.end_ms,
-        where=_terms(where, mode),
-        dry_run=dry_run,
-        mode=mode,
-        reclose=reclose,
-        grader=code_digest(settings.reward.grader) if grader and settings.reward and settings.reward.grader else "",
-    )
-    settings = replayed_settings(meant.source.run_dir, settings, mode)
-    raise typer.Exit(run_replay(request, settings, runs_dir / into, show))
+    with closing(choose_show(as_json=as_json)) as show:
+        flags = {"run": into, **set_flags(set_ or [])}
+        elsewhere = {"--bootstrap-servers": bootstrap_servers, "--since": since}
+        if from_.startswith(_FOREIGN):
+            _check_left_out(from_, {"--to": to, "--where": where, "--source-dir": source_dir})
+            meant, reclose = _foreign_range(from_, elsewhere, file, into, runs_dir, show), True
+            named = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
+            flags = {**flags, **{name: str(value) for name, value in named.items() if value is not None}}
+            settings = _settings_of(meant.source.settings, file, flags, None)
+        else:
+            _check_left_out(from_, {**elsewhere, "--rewards": rewards, "--tasks": tasks})
+            meant = history_range(from_, to, source_dir, runs_dir, into, where)
+            settings = _settings_of(meant.source.settings, file, flags, grader)
+            if grader is not None and reclose:
+                raise ConfigurationError(
+                    "--grader is for recorded episodes, --reclose makes others; leave one of them out"
+                )
+        request = meant.request(
+            where=_terms(where, mode),
+            dry_run=dry_run,
+            mode=mode,
+            reclose=reclose,
+            grader=code_digest(settings.reward.grader) if grader and settings.reward and settings.reward.grader else "",
+        )
+        settings = replayed_settings(meant.source.run_dir, settings, mode)
+        raise typer.Exit(run_replay(request, settings, runs_dir / into, show))
 
 
 def _check_left_out(from_: str, given: Mapping[str, object]) -> None:
@@ -175,22 +171,27 @@ def _check_left_out(from_: str, given: Mapping[str, object]) -> None:
 
 
 def _foreign_range(
-    from_: str,
-    bootstrap_servers: str | None,
-    since: str | None,
-    file: Path | None,
-    into: str,
-    runs_dir: Path,
-    say: Callable[[str], None],
+    from_: str, cluster: Mapping[str, str | None], file: Path | None, into: str, runs_dir: Path, show: Show
 ) -> HistoryRange:
-    """A topic of somebody's; FILE says how to reach the cluster, where that takes more than an address."""
-    from ..history.foreign import ForeignTopics, source_of
+    """Files, imported now if they are not yet; or a topic of somebody's, where FILE says how to reach the cluster if
+    that takes more than an address. Raises typer.Exit where a signal ended the import."""
+    from ..history.foreign import FILES, ForeignTopics, files_source, topics_source
 
-    kafka = load_settings(file, {"run": into}, for_training=False).kafka if file is not None else KafkaConfig()
-    kafka = msgspec.structs.replace(kafka, bootstrap_servers=bootstrap_servers or kafka.bootstrap_servers)
-    since_ms = moment_ms(since, "--since", datetime.now(UTC)) if since else None
-    asked = ForeignTopics.named(from_, kafka, since_ms)
-    return HistoryRange(Wiring(source_of(asked, into, runs_dir, say)), shlex.join(["--from", from_]), None, None)
+    if from_.startswith(FILES):
+        _check_left_out(from_, cluster)
+        source = files_source(from_.removeprefix(FILES), into, runs_dir, show)
+    else:
+        kafka = load_settings(file, {"run": into}, for_training=False).kafka if file is not None else KafkaConfig()
+        servers, since = cluster.values()
+        kafka = msgspec.structs.replace(kafka, bootstrap_servers=servers or kafka.bootstrap_servers)
+        since_ms = moment_ms(since, "--since", datetime.now(UTC)) if since else None
+        source = topics_source(ForeignTopics.named(from_, kafka, since_ms), into, runs_dir, show.say)
+    if source is None:
+        raise typer.Exit(INTERRUPTED)
+    wiring = Wiring(source)
+    # The cluster is only read: the new run has a broker of its own, unless FILE says otherwise.
+    below = wiring.under(msgspec.structs.replace(wiring.settings, kafka=KafkaConfig()))
+    return HistoryRange(below, shlex.join(["--from", from_]), None, None)
 
 
 def _terms(where: str | None, mode: Mode | None) -> tuple[Term, ...]:
@@ -222,6 +223,11 @@ class HistoryRange(NamedTuple):
     """The options that say so, as a shell takes them."""
     begin_ms: int | None
     end_ms: int | None
+
+    def request(self, **rest: Any) -> ReplayRequest:
+        """For a replay of it."""
+        folder = self.source.run_dir.path
+        return ReplayRequest(source=folder, asked=self.asked, begin_ms=self.begin_ms, end_ms=self.end_ms, **rest)
 
 
 def history_range(

@@ -51,7 +51,7 @@ class FileList(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "exported-files/1"
     asked: str
-    """As the user wrote it."""
+    """The path or the glob, absolute."""
     root: str
     files: tuple[ListedFile, ...]
     listed_ms: int
@@ -106,7 +106,7 @@ def list_files(asked: str) -> FileList:
     files = tuple(file for *_, file in sorted(found, key=lambda one: one[:2]) if file.num_bytes)
     if not files:
         raise ConfigurationError(f"--from files:{asked}: expected a file, a folder with files, or a glob, got none")
-    return FileList(asked=asked, root=str(root), files=files, listed_ms=listed_ms)
+    return FileList(asked=str(whole), root=str(root), files=files, listed_ms=listed_ms)
 
 
 def read_files(files: FileList, after: Place | None = None) -> Iterator[FileItem]:

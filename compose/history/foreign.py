@@ -1,10 +1,12 @@
-"""Somebody's span topic becomes a source run, which a replay reads as it reads any other's.
+"""Somebody's spans become a source run, which a replay reads as it reads any other's.
 
     topic:NAME[,LOGS] --> RUNS/INTO-source: settings, key, where each partition begins and ends; no processes
+    files:PATH        --> RUNS/INTO-source: a broker of its own, on which the spans lie; no other processes
 
-In: a topic of spans, one of log records if there is one, the cluster. Out: the folder of a run that read them.
-Invariants: the cluster is only read; which records are meant is fixed when the folder is made, so that the same command
-goes on with the same. Failure: ConfigurationError: no such topic, nothing on it, or a folder that is of something else.
+In: a topic of spans, one of log records if there is one, the cluster; or exported files. Out: the folder of a run that
+read them. Invariants: cluster and files are only read; which records or files are meant is fixed when the folder is
+made, so that the same command goes on with the same. Failure: ConfigurationError: no such topic or file, nothing on it,
+or a folder that is of something else.
 """
 
 from __future__ import annotations
@@ -15,18 +17,26 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
+from ..files import read_record, write_record
 from ..kafka.client_settings import KafkaConfig
 from ..kafka.log import KafkaLog
-from ..kafka.positions import TopicStart
+from ..kafka.positions import TopicStart, begin_run
+from ..kafka.topic_admin import create_topics, plan_topics
+from ..run.pipeline import prepare_run
 from ..run.run_dir import Endpoints, RunDir
 from ..run.settings import RunSettings
+from ..run.show import Show
+from ..run.wiring import Wiring
+from .exported_files import FileList, list_files
+from .import_files import ImportProgress, import_files
+from .replay import told_to_stop
+from .run_broker import own_broker
 
-TOPIC = "topic:"
-"""How `--from` names one."""
+TOPIC, FILES = "topic:", "files:"
+"""How `--from` names them."""
 _SUFFIX = "-source"
 
 
@@ -60,7 +70,7 @@ class ForeignTopics(msgspec.Struct, frozen=True, kw_only=True):
         return RunSettings(run=run, kafka=kafka, select=SelectConfig(capture_all=True))
 
 
-def source_of(asked: ForeignTopics, into: str, runs_dir: Path, say: Callable[[str], None]) -> RunDir:
+def topics_source(asked: ForeignTopics, into: str, runs_dir: Path, say: Callable[[str], None]) -> RunDir:
     """The source run of the replay `into`, made now or before."""
     path = runs_dir / f"{into}{_SUFFIX}"
     run_dir = RunDir(path.resolve())
@@ -88,9 +98,42 @@ def source_of(asked: ForeignTopics, into: str, runs_dir: Path, say: Callable[[st
 def _start(log: KafkaLog, name: str, since_ms: int | None, say: Callable[[str], None]) -> TopicStart:
     """From where to where a topic is meant; what is gone is said first."""
     kept = log.offsets(name)
-    places = [TopicPartition(name, number) for number in sorted(kept)]
-    since = log.admin.offsets_at(places, since_ms) if since_ms is not None else {}
-    begins = tuple(since.get(where, kept[where.partition].begin) for where in places)
     if gone := sum(at.begin for at in kept.values()):
         say(f"{name}: the topic no longer keeps the {gone} records before what it has now")
-    return TopicStart(log.topic_id(name), begins, tuple(kept[where.partition].end for where in places))
+    ends = tuple(kept[number].end for number in sorted(kept))
+    return TopicStart(log.topic_id(name), log.offsets_since(name, since_ms or 0), ends)
+
+
+def files_source(asked: str, into: str, runs_dir: Path, show: Show) -> RunDir | None:
+    """The source run of the replay `into`, of the files of a path, a folder or a glob. Blocks until all are imported;
+    None: a signal came first."""
+    run_dir = RunDir((runs_dir / f"{into}{_SUFFIX}").resolve())
+    list_file, progress_file = (run_dir.path / name for name in ("files.json", "import.json"))
+    files = list_files(asked) if not list_file.exists() else read_record(list_file, FileList)
+    if files.asked != (meant := str(Path(asked).expanduser().absolute())):
+        raise ConfigurationError(
+            f"--from files:{asked}: expected {files.asked}, of which {run_dir.path} is the source, got {meant}; give "
+            "that to go on with it, or another --into"
+        )
+    if progress_file.exists() and read_record(progress_file, ImportProgress).is_whole:
+        return run_dir
+    settings = RunSettings(run=run_dir.path.name, select=SelectConfig(capture_all=True))
+    with run_dir.lock():
+        write_record(list_file, files)
+        show.say(f"{len(files.files)} files are imported into run {settings.run}; Ctrl-C, and the same command goes on")
+        source = Wiring(prepare_run(settings, run_dir.path))
+        with own_broker(source), told_to_stop() as stop:
+            log, topics = source.kafka(), source.topics
+            create_topics(log, topics, plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka))
+            if not run_dir.topic_starts:
+                run_dir.write_starts(begin_run(log, topics))
+            done = import_files(
+                files,
+                progress_file,
+                log,
+                topics,
+                stop=stop,
+                tell=lambda progress: show.progress("import", msgspec.to_builtins(progress), progress.text),
+            )
+    show.result("imported", msgspec.to_builtins(done), [f"imported: {done.text}", *done.told])
+    return run_dir if done.is_whole else None

@@ -2,11 +2,11 @@
 
     files -> exported_files -> split by trace -> otlp_spans, otlp_logs; what is none: dead_letters, by reference
 
-In: what the user names, the source's folder, its log. Out: records, each with the time of its latest end, and the
-progress, in the folder. Invariant: whoever is killed when, the next call goes on, and the log holds each piece once, in
-the files' order within each partition: `import.json` says up to where all is acknowledged, and each record behind that
-says in a header which piece it is. Memory holds one request, or 8 MiB of records. Failure: ConfigurationError (no file,
-another file, another request, nothing readable), UnavailableError of the log.
+In: the files, where the progress is kept, the log, on which nobody else writes. Out: records, each with the time of its
+latest end, and the progress. Invariant: whoever is killed when, the next call goes on, and the log holds each piece
+once, in the files' order within each partition: the progress says up to where all is acknowledged, and each record
+behind that says in a header which piece it is. Memory holds one request, or 8 MiB of records. Failure:
+ConfigurationError (another file, nothing readable), UnavailableError and LogGapError of the log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..files import read_record, write_record
-from .exported_files import FileItem, FileList, Place, ended_ns, list_files, read_files
+from .exported_files import FileItem, FileList, Place, ended_ns, read_files
 from .file_items import LostBytes
 
 PIECE_HEADER = "tracegrad.piece"
@@ -58,10 +58,19 @@ class ImportProgress(msgspec.Struct, kw_only=True):
     """The first of what was lost, in words."""
     is_whole: bool = False
 
+    @property
+    def text(self) -> str:
+        """One line."""
+        num = {what: self.counts.get(what, 0) for what in ("requests", "spans", "log_records", "lost_bytes")}
+        at = f"{self.place.file}, item {self.place.item}" if self.place is not None else "no file"
+        lost = f"; {num['lost_bytes']} bytes lost" if num["lost_bytes"] else ""
+        told = f"{num['requests']} requests, {num['spans']} spans, {num['log_records']} log records"
+        return f"{told}, up to {at}{lost}"
+
 
 def import_files(
-    asked: str,
-    folder: Path,
+    files: FileList,
+    path: Path,
     log: Log,
     topics: Topics,
     *,
@@ -71,22 +80,12 @@ def import_files(
     """Appends what is not there yet, up to the end of the files or until `stop` is set. Blocks.
 
     Args:
-        asked: a path, a folder or a glob.
-        folder: the source's, for `files.json` and `import.json`; the caller holds its lock.
+        path: where the progress is kept; whoever calls again with it gives the same files, and holds the source's lock.
         tell: is told whenever all so far is acknowledged.
     """
-    if not (list_path := folder / "files.json").exists():
-        write_record(list_path, list_files(asked))
-    files = read_record(list_path, FileList)
-    if files.asked != asked:
-        raise ConfigurationError(
-            f"--from files:{asked}: {folder} holds what was read from files:{files.asked}; give that, or another name"
-        )
-    if not (path := folder / "import.json").exists():
-        names = [topics.name(topic) for topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.DEAD_LETTERS)]
-        ends = {name: [at.end for _, at in sorted(log.offsets(name).items())] for name in names}
-        write_record(path, ImportProgress(ends=ends))
-    progress = read_record(path, ImportProgress)
+    names = [topics.name(topic) for topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.DEAD_LETTERS)]
+    begun = ImportProgress(ends={name: [0] * len(log.offsets(name)) for name in names})
+    progress = read_record(path, ImportProgress) if path.exists() else begun
     for topic, acknowledged in progress.ends.items():
         kept = log.offsets(topic)
         if any(kept[number].end < end for number, end in enumerate(acknowledged)):
@@ -98,7 +97,7 @@ def import_files(
                 return progress
     if not progress.counts.get("requests"):
         told = "; ".join(progress.told[:3])
-        raise ConfigurationError(f"--from files:{asked}: expected requests in OTLP, or calls, got none; {told}")
+        raise ConfigurationError(f"--from files:{files.asked}: expected requests in OTLP, or calls, got none; {told}")
     return progress
 
 

@@ -47,19 +47,18 @@ from tracegrad.trainer.history.config import Mode
 
 from ..engine.fetch_model import with_local_model
 from ..files import write_atomically, write_record
-from ..local_kafka.broker import LocalKafka
 from ..run.pipeline import history_specs, prepare_run, prepare_topics
 from ..run.report import newest_folder
 from ..run.run_dir import RunDir
 from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
 from ..run.show import Show, offer
-from ..run.wiring import Wiring, port_of
+from ..run.wiring import Wiring
 from .rate_history import HistoryJudge, rating
 from .regrade import Regrader, check_grader, regrading
 from .rendering import load_told_calls
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
-from .run_broker import open_broker
+from .run_broker import open_broker, own_broker
 from .selection import select_history, told_size
 from .trainable import check_vocabulary, why_nothing_trains
 
@@ -129,7 +128,7 @@ def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir
         with run_dir.lock():
             remember(remembered(request, source, settings, run_dir), source, settings, run_dir)
             into = Wiring(prepare_run(settings, run_dir.path))
-            with _broker_of(into):
+            with own_broker(into):
                 return _say_untrained(into, show)
     with open_broker(source, say=show.say) as servers:
         of_source = Wiring(source, bootstrap_servers=servers)
@@ -163,7 +162,7 @@ def _write(request: ReplayRequest, source: Wiring, settings: RunSettings, run_di
     with run_dir.lock():
         remember(request, source.run_dir, settings, run_dir)
         into = Wiring(prepare_run(settings, run_dir.path))
-        with _broker_of(into):
+        with own_broker(into):
             prepare_topics(into)
             status = _fold(request, history, source, into, settings, show) if history is not None else 0
             if status == 0:
@@ -182,7 +181,7 @@ def _say_untrained(into: Wiring, show: Show) -> int:
 
 
 @contextlib.contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
+def told_to_stop() -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set within the block: what was made by then is written. Outside of it they end
     the program, wherever it waits."""
     stop = threading.Event()
@@ -224,7 +223,7 @@ def _fold(
     log = source.log(metrics, is_history=True)
     changes = Changes(log, source.topics, history.recorded) if into is None else None
     with contextlib.ExitStack() as ends:
-        stop = ends.enter_context(_told_to_stop())
+        stop = ends.enter_context(told_to_stop())
         judge, rules = _judge_and_rules(request, source, into, settings, metrics, ends)
         folds = {stage: build_fold(stage, rules, topics, metrics) for stage in STREAMS}
         if rules.history is not None:
@@ -310,13 +309,3 @@ def _tell_changes(show: Show, changes: Changes) -> None:
     fields = {**changes.counts, "episodes": msgspec.to_builtins(episodes), "groups": msgspec.to_builtins(groups)}
     lines = [f"episodes: {episodes.text}", f"groups: {groups.text}", f"in the episodes: {made} sampled"]
     show.result("changes", fields, lines)
-
-
-@contextlib.contextmanager
-def _broker_of(into: Wiring) -> Iterator[None]:
-    """The new run's broker, where it has one of its own."""
-    if into.settings.kafka.bootstrap_servers is not None:
-        yield
-        return
-    with LocalKafka(into.run_dir.kafka, port=port_of(into.endpoints.bootstrap_servers)):
-        yield

@@ -63,3 +63,13 @@ def is_opened(source: RunDir) -> bool:
 def is_running(source: RunDir) -> bool:
     """Whether its supervisor lives; whoever reads a run that has ended holds the same lock meanwhile."""
     return source.is_locked() and not is_opened(source)
+
+
+@contextlib.contextmanager
+def own_broker(run: Wiring) -> Iterator[None]:
+    """The broker of a run that is being made, where it has one of its own; the caller holds the run's lock."""
+    if run.settings.kafka.bootstrap_servers is not None:
+        yield
+        return
+    with LocalKafka(run.run_dir.kafka, port=port_of(run.endpoints.bootstrap_servers)):
+        yield

@@ -51,4 +51,4 @@ def hold_in_memory(logs: dict[str, MemoryLog], monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(history, "prepare_topics", make)
     monkeypatch.setattr(history, "open_broker", opened)
-    monkeypatch.setattr(history, "_broker_of", opened)
+    monkeypatch.setattr(history, "own_broker", opened)

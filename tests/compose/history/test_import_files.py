@@ -16,14 +16,15 @@ import pytest
 from tests.compose.history.exporting import BEGAN_NS, framed, json_lines, logs, spans
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS, otlp, span, spans_of
-from tracegrad.compose.files import write_record
+from tracegrad.compose.files import read_record, write_record
 from tracegrad.compose.history import import_files as module
+from tracegrad.compose.history.exported_files import FileList, list_files
 from tracegrad.compose.history.import_files import ImportProgress, import_files
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.otlp.signal import LOGS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.topics import Topic, Topics
 
 SPANS, OF_LOGS, DEAD = (TOPICS.name(topic) for topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.DEAD_LETTERS))
 NUM_REQUESTS = 9
@@ -81,6 +82,13 @@ def new_log() -> KillableLog:
     return log
 
 
+def imported(path: Path, folder: Path, log: MemoryLog, topics: Topics, **rest: Any) -> ImportProgress:
+    """As a source is: what was listed at first is kept beside the progress."""
+    if not (list_file := folder / "files.json").exists():
+        write_record(list_file, list_files(str(path)))
+    return import_files(read_record(list_file, FileList), folder / "import.json", log, topics, **rest)
+
+
 def held(log: MemoryLog) -> list[Record]:
     """All that is written, with where."""
     return [record for topic in (SPANS, OF_LOGS, DEAD) for record in log.records(topic)]
@@ -89,7 +97,7 @@ def held(log: MemoryLog) -> list[Record]:
 def test_every_item_is_on_the_log_once_under_its_trace(files: Path, source: Path) -> None:
     """With the time of its latest end; what is none is a dead letter that says where it lay."""
     log = new_log()
-    progress = import_files(str(files), source, log, TOPICS)
+    progress = imported(files, source, log, TOPICS)
     records = log.records(SPANS)
     of_calls = [record for record in records if b".calls." in dict(record.headers)[module.PIECE_HEADER]]
     of_spans = [record for record in records if record not in of_calls]
@@ -129,9 +137,9 @@ def test_every_item_is_on_the_log_once_under_its_trace(files: Path, source: Path
 def test_a_second_call_writes_nothing(files: Path, source: Path) -> None:
     """All of it is there."""
     log = new_log()
-    first = import_files(str(files), source, log, TOPICS)
+    first = imported(files, source, log, TOPICS)
     before = held(log)
-    assert import_files(str(files), source, log, TOPICS) == first
+    assert imported(files, source, log, TOPICS) == first
     assert held(log) == before
 
 
@@ -145,7 +153,7 @@ def test_killed_between_any_two_steps_it_ends_with_equal_bytes(
     monkeypatch.setattr(time, "time", lambda: 1.8e9)
     (tmp_path / "whole").mkdir()
     whole = new_log()
-    progress = import_files(str(files), tmp_path / "whole", whole, TOPICS)
+    progress = imported(files, tmp_path / "whole", whole, TOPICS)
     log = new_log()
 
     def killable(*args: Any) -> None:
@@ -162,7 +170,7 @@ def test_killed_between_any_two_steps_it_ends_with_equal_bytes(
         log.steps_left = first
         while True:
             try:
-                found = import_files(str(files), folder, log, TOPICS)
+                found = imported(files, folder, log, TOPICS)
                 break
             except Killed:
                 num_killed += 1
@@ -183,15 +191,15 @@ def test_records_that_were_never_acknowledged_are_written_again(
     log, whole = new_log(), new_log()
     for folder in ("whole", "source"):
         (tmp_path / folder).mkdir()
-    import_files(str(files), tmp_path / "whole", whole, TOPICS)
+    imported(files, tmp_path / "whole", whole, TOPICS)
     log.fail_next(UnavailableError("away"))
     with pytest.raises(UnavailableError):
-        import_files(str(files), tmp_path / "source", log, TOPICS)
+        imported(files, tmp_path / "source", log, TOPICS)
     monkeypatch.setattr(module, "_WINDOW_RECORDS", 1)
     stop = threading.Event()
     stop.set()
-    import_files(str(files), tmp_path / "source", log, TOPICS, stop=stop)
-    import_files(str(files), tmp_path / "source", log, TOPICS)
+    imported(files, tmp_path / "source", log, TOPICS, stop=stop)
+    imported(files, tmp_path / "source", log, TOPICS)
 
     def once(written: MemoryLog) -> Counter[object]:
         return Counter((one.topic, one.partition, one.value, one.headers) for one in held(written))
@@ -204,11 +212,11 @@ def test_it_stops_when_it_is_told_and_goes_on(files: Path, source: Path, monkeyp
     monkeypatch.setattr(module, "_WINDOW_RECORDS", 2)
     log, stop, told = new_log(), threading.Event(), list[ImportProgress]()
     stop.set()
-    progress = import_files(str(files), source, log, TOPICS, stop=stop, tell=told.append)
+    progress = imported(files, source, log, TOPICS, stop=stop, tell=told.append)
     assert told == [progress]
     assert not progress.is_whole
     assert progress.counts["records"] == len(log.records(SPANS)) + len(log.records(OF_LOGS))
-    assert import_files(str(files), source, log, TOPICS).is_whole
+    assert imported(files, source, log, TOPICS).is_whole
 
 
 def test_a_clock_that_goes_wrong_ends_no_import(tmp_path: Path, source: Path) -> None:
@@ -216,7 +224,7 @@ def test_a_clock_that_goes_wrong_ends_no_import(tmp_path: Path, source: Path) ->
     ends = (0, 2 * BEGAN_NS)
     (tmp_path / "x").write_bytes(framed(otlp(span("ab" * 16, 1, at=at)) for at in ends))
     log = new_log()
-    import_files(str(tmp_path / "x"), source, log, TOPICS)
+    imported(tmp_path / "x", source, log, TOPICS)
     listed_ms = json.loads((source / "files.json").read_bytes())["listed_ms"]
     assert [record.timestamp_ms for record in log.records(SPANS)] == [1, listed_ms]
 
@@ -228,7 +236,7 @@ def test_what_no_record_holds_is_told_by_its_reason(tmp_path: Path, source: Path
     broken.span_id = b"short"
     (tmp_path / "x").write_bytes(framed([otlp(*[one for _, one in made], broken)]))
     log = new_log()
-    progress = import_files(str(tmp_path / "x"), source, log, TOPICS)
+    progress = imported(tmp_path / "x", source, log, TOPICS)
     assert (progress.counts["invalid_id"], progress.counts["spans"]) == (1, len(made))
     (dead,) = log.records(DEAD)
     told = dead_letter_fields(dead.headers)
@@ -239,21 +247,13 @@ def test_files_of_nothing_that_is_read_are_an_error(tmp_path: Path, source: Path
     """It says what they are."""
     (tmp_path / "x").write_text('[{"traceId":"ab"}]')
     with pytest.raises(ConfigurationError, match=r"expected requests in OTLP.*Zipkin"):
-        import_files(str(tmp_path / "x"), source, new_log(), TOPICS)
-
-
-def test_another_request_under_the_same_name_is_refused(files: Path, source: Path) -> None:
-    """Its records would lie among those of the first."""
-    log = new_log()
-    import_files(str(files), source, log, TOPICS)
-    with pytest.raises(ConfigurationError, match="another name"):
-        import_files(str(files / "spans.json"), source, log, TOPICS)
+        imported(tmp_path / "x", source, new_log(), TOPICS)
 
 
 def test_a_log_that_lost_records_is_not_gone_on_with(files: Path, source: Path) -> None:
     """Nothing would bring them back, for the files are read from where it was."""
     log = new_log()
-    import_files(str(files), source, log, TOPICS)
+    imported(files, source, log, TOPICS)
     log.cut(SPANS, 0, end=1)
     with pytest.raises(LogGapError, match="begin again"):
-        import_files(str(files), source, log, TOPICS)
+        imported(files, source, log, TOPICS)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tracegrad.compose.history.replay import _told_to_stop
+from tracegrad.compose.history.replay import told_to_stop
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def interrupts() -> Iterator[None]:
 def test_a_stop_is_an_event_while_records_are_folded_and_an_end_elsewhere() -> None:
     """However the block ends, what stood there before stands there again."""
     before = signal.getsignal(signal.SIGTERM)
-    with _told_to_stop() as stop:
+    with told_to_stop() as stop:
         assert not stop.is_set()
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
@@ -30,6 +30,6 @@ def test_a_stop_is_an_event_while_records_are_folded_and_an_end_elsewhere() -> N
     assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    with pytest.raises(ZeroDivisionError), _told_to_stop():
+    with pytest.raises(ZeroDivisionError), told_to_stop():
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
