@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -28,6 +28,9 @@ from ..run.show import Show, choose_show
 from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, LogFormatOption, RunsDirOption, find_run, load_settings, log_as
 from .run import Set, set_flags
+
+if TYPE_CHECKING:
+    from ..history.foreign import ForeignFiles, ForeignTopics
 
 _RUN = "run:"
 _FOREIGN = ("topic:", "files:")
@@ -80,7 +83,11 @@ TasksOption = Annotated[
 ]
 DryRunOption = Annotated[
     DryRun | None,
-    typer.Option("--dry-run", help="Write nothing: count records; --dry-run=full folds them too, and compares."),
+    typer.Option(
+        "--dry-run",
+        help="Write nothing: count records, or what topic: and files: tell; --dry-run=full folds them too, and "
+        "compares.",
+    ),
 ]
 
 
@@ -141,7 +148,8 @@ def replay(
         elsewhere = {"--bootstrap-servers": bootstrap_servers, "--since": since}
         if from_.startswith(_FOREIGN):
             _check_left_out(from_, {"--to": to, "--where": where, "--source-dir": source_dir})
-            meant, reclose = _foreign_range(from_, elsewhere, file, into, runs_dir, show), True
+            asked = _foreign(from_, elsewhere, file)
+            meant, reclose = _foreign_range(from_, asked, into, runs_dir, show, dry_run), True
             named = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
             flags = {**flags, **{name: str(value) for name, value in named.items() if value is not None}}
             settings = _settings_of(meant.source.settings, file, flags, None)
@@ -170,22 +178,29 @@ def _check_left_out(from_: str, given: Mapping[str, object]) -> None:
         raise ConfigurationError(f"--from {from_}: {', '.join(named)} does not go with it; leave that out")
 
 
-def _foreign_range(
-    from_: str, cluster: Mapping[str, str | None], file: Path | None, into: str, runs_dir: Path, show: Show
-) -> HistoryRange:
-    """Files, imported now if they are not yet; or a topic of somebody's, where FILE says how to reach the cluster if
-    that takes more than an address. Raises typer.Exit where a signal ended the import."""
-    from ..history.foreign import FILES, ForeignTopics, files_source, topics_source
+def _foreign(from_: str, cluster: Mapping[str, str | None], file: Path | None) -> ForeignFiles | ForeignTopics:
+    """Files, or topics of somebody's, where FILE says how to reach the cluster if that takes more than an address."""
+    from ..history.foreign import FILES, ForeignFiles, ForeignTopics
 
     if from_.startswith(FILES):
         _check_left_out(from_, cluster)
-        source = files_source(from_.removeprefix(FILES), into, runs_dir, show)
-    else:
-        kafka = load_settings(file, {"run": into}, for_training=False).kafka if file is not None else KafkaConfig()
-        servers, since = cluster.values()
-        kafka = msgspec.structs.replace(kafka, bootstrap_servers=servers or kafka.bootstrap_servers)
-        since_ms = moment_ms(since, "--since", datetime.now(UTC)) if since else None
-        source = topics_source(ForeignTopics.named(from_, kafka, since_ms), into, runs_dir, show.say)
+        return ForeignFiles(from_.removeprefix(FILES))
+    kafka = load_settings(file, {}, for_training=False).kafka if file is not None else KafkaConfig()
+    servers, since = cluster.values()
+    kafka = msgspec.structs.replace(kafka, bootstrap_servers=servers or kafka.bootstrap_servers)
+    return ForeignTopics.named(from_, kafka, moment_ms(since, "--since", datetime.now(UTC)) if since else None)
+
+
+def _foreign_range(
+    from_: str, asked: ForeignFiles | ForeignTopics, into: str, runs_dir: Path, show: Show, dry_run: DryRun | None
+) -> HistoryRange:
+    """Raises typer.Exit behind a dry run, and where a signal ended the making of the source."""
+    from ..history.census import take_census
+
+    if dry_run is not None:
+        take_census(asked.requests(show.say), show, is_full=dry_run == "full")
+        raise typer.Exit
+    source = asked.source(into, runs_dir, show)
     if source is None:
         raise typer.Exit(INTERRUPTED)
     wiring = Wiring(source)

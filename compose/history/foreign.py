@@ -11,26 +11,31 @@ or a folder that is of something else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from tracegrad.consumers.history.replay import merged
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.protocol import Offsets
+from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
 from ..files import read_record, write_record
 from ..kafka.client_settings import KafkaConfig
 from ..kafka.log import KafkaLog
-from ..kafka.positions import TopicStart, begin_run
+from ..kafka.positions import TopicStart, begin_run, end_offsets, start_offsets
 from ..kafka.topic_admin import create_topics, plan_topics
 from ..run.pipeline import prepare_run
 from ..run.run_dir import Endpoints, RunDir
 from ..run.settings import RunSettings
 from ..run.show import Show
 from ..run.wiring import Wiring
-from .exported_files import FileList, list_files
+from .exported_files import FileList, list_files, read_files
+from .file_items import LostBytes
 from .import_files import ImportProgress, import_files
 from .replay import told_to_stop
 from .run_broker import own_broker
@@ -63,77 +68,101 @@ class ForeignTopics(msgspec.Struct, frozen=True, kw_only=True):
         names = {Topic.OTLP_SPANS: spans, **({Topic.OTLP_LOGS: logs} if logs else {})}
         return cls(names=names, kafka=kafka, since_ms=since_ms)
 
-    def settings(self, run: str) -> RunSettings:
-        """Of the source run."""
-        topics = {topic.value: name for topic, name in self.names.items()}
-        kafka = msgspec.structs.replace(self.kafka, topics=topics)
-        return RunSettings(run=run, kafka=kafka, select=SelectConfig(capture_all=True))
+    def requests(self, say: Callable[[str], None]) -> Iterator[tuple[Signal, bytes]]:
+        """What a replay would read, in the order of the records' times. Blocks."""
+        log, starts = self._opened(say)
+        begins, ends = start_offsets(starts), end_offsets(starts)
+        bounds = {where: Offsets(begin, ends[where]) for where, begin in begins.items()}
+        for record in merged(log, bounds):
+            yield LOGS if record.topic == self.names.get(Topic.OTLP_LOGS) else TRACES, record.value or b""
 
-
-def topics_source(asked: ForeignTopics, into: str, runs_dir: Path, say: Callable[[str], None]) -> RunDir:
-    """The source run of the replay `into`, made now or before."""
-    path = runs_dir / f"{into}{_SUFFIX}"
-    run_dir = RunDir(path.resolve())
-    settings = asked.settings(path.name)
-    if run_dir.is_made and run_dir.topic_starts:
-        if run_dir.settings.kafka != settings.kafka:
-            raise ConfigurationError(
-                f"--from: {run_dir.path} is the source of a replay of other topics or of another cluster; give the "
-                "same --from and --bootstrap-servers to go on with it, or another --into"
-            )
-        return run_dir
-    servers = settings.kafka.bootstrap_servers
-    assert servers is not None
-    log = KafkaLog(servers, settings.kafka.client)
-    starts = {name: _start(log, name, asked.since_ms, say) for name in asked.names.values()}
-    if all(start.offsets == start.ends for start in starts.values()):
-        since = "" if asked.since_ms is None else " since then"
-        raise ConfigurationError(f"--from: expected records on {', '.join(starts)}{since}, got none")
-    run_dir = RunDir.create(path, settings)
-    run_dir.write_start(settings, Endpoints(bootstrap_servers=servers, llm_url="", otlp_endpoint="", engine_urls=()))
-    run_dir.write_starts(starts)
-    return run_dir
-
-
-def _start(log: KafkaLog, name: str, since_ms: int | None, say: Callable[[str], None]) -> TopicStart:
-    """From where to where a topic is meant; what is gone is said first."""
-    kept = log.offsets(name)
-    if gone := sum(at.begin for at in kept.values()):
-        say(f"{name}: the topic no longer keeps the {gone} records before what it has now")
-    ends = tuple(kept[number].end for number in sorted(kept))
-    return TopicStart(log.topic_id(name), log.offsets_since(name, since_ms or 0), ends)
-
-
-def files_source(asked: str, into: str, runs_dir: Path, show: Show) -> RunDir | None:
-    """The source run of the replay `into`, of the files of a path, a folder or a glob. Blocks until all are imported;
-    None: a signal came first."""
-    run_dir = RunDir((runs_dir / f"{into}{_SUFFIX}").resolve())
-    list_file, progress_file = (run_dir.path / name for name in ("files.json", "import.json"))
-    files = list_files(asked) if not list_file.exists() else read_record(list_file, FileList)
-    if files.asked != (meant := str(Path(asked).expanduser().absolute())):
-        raise ConfigurationError(
-            f"--from files:{asked}: expected {files.asked}, of which {run_dir.path} is the source, got {meant}; give "
-            "that to go on with it, or another --into"
+    def source(self, into: str, runs_dir: Path, show: Show) -> RunDir:
+        """The source run of the replay `into`, made now or before."""
+        run_dir = _source_of(into, runs_dir)
+        kafka = msgspec.structs.replace(self.kafka, topics={topic.value: name for topic, name in self.names.items()})
+        settings = RunSettings(run=run_dir.path.name, kafka=kafka, select=SelectConfig(capture_all=True))
+        if run_dir.is_made and run_dir.topic_starts:
+            if run_dir.settings.kafka != settings.kafka:
+                raise ConfigurationError(
+                    f"--from: {run_dir.path} is the source of a replay of other topics or of another cluster; give the "
+                    "same --from and --bootstrap-servers to go on with it, or another --into"
+                )
+            return run_dir
+        log, starts = self._opened(show.say)
+        run_dir = RunDir.create(run_dir.path, settings)
+        servers = log.bootstrap_servers
+        run_dir.write_start(
+            settings, Endpoints(bootstrap_servers=servers, llm_url="", otlp_endpoint="", engine_urls=())
         )
-    if progress_file.exists() and read_record(progress_file, ImportProgress).is_whole:
+        run_dir.write_starts(starts)
         return run_dir
-    settings = RunSettings(run=run_dir.path.name, select=SelectConfig(capture_all=True))
-    with run_dir.lock():
-        write_record(list_file, files)
-        show.say(f"{len(files.files)} files are imported into run {settings.run}; Ctrl-C, and the same command goes on")
-        source = Wiring(prepare_run(settings, run_dir.path))
-        with own_broker(source), told_to_stop() as stop:
-            log, topics = source.kafka(), source.topics
-            create_topics(log, topics, plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka))
-            if not run_dir.topic_starts:
-                run_dir.write_starts(begin_run(log, topics))
-            done = import_files(
-                files,
-                progress_file,
-                log,
-                topics,
-                stop=stop,
-                tell=lambda progress: show.progress("import", msgspec.to_builtins(progress), progress.text),
+
+    def _opened(self, say: Callable[[str], None]) -> tuple[KafkaLog, dict[str, TopicStart]]:
+        """The cluster, and from where to where each topic is meant; what is gone is said first."""
+        assert self.kafka.bootstrap_servers is not None
+        log, starts = KafkaLog(self.kafka.bootstrap_servers, self.kafka.client), {}
+        for name in self.names.values():
+            kept = log.offsets(name)
+            if gone := sum(at.begin for at in kept.values()):
+                say(f"{name}: the topic no longer keeps the {gone} records before what it has now")
+            ends = tuple(kept[number].end for number in sorted(kept))
+            starts[name] = TopicStart(log.topic_id(name), log.offsets_since(name, self.since_ms or 0), ends)
+        if all(start.offsets == start.ends for start in starts.values()):
+            since = "" if self.since_ms is None else " since then"
+            raise ConfigurationError(f"--from: expected records on {', '.join(starts)}{since}, got none")
+        return log, starts
+
+
+class ForeignFiles(NamedTuple):
+    """Exported files."""
+
+    asked: str
+    """A path, a folder or a glob."""
+
+    def requests(self, say: Callable[[str], None]) -> Iterator[tuple[Signal, bytes | LostBytes]]:
+        """As of topics, in the files' order, with what is lost."""
+        files = list_files(self.asked)
+        say(f"{len(files.files)} files are looked at")
+        for item in read_files(files):
+            if item.request is not None:
+                yield item.signal, item.request.SerializeToString()
+            yield from ((item.signal, lost) for lost in item.lost)
+
+    def source(self, into: str, runs_dir: Path, show: Show) -> RunDir | None:
+        """As of topics. Blocks until all files are imported; None: a signal came first."""
+        run_dir = _source_of(into, runs_dir)
+        list_file, progress_file = (run_dir.path / name for name in ("files.json", "import.json"))
+        files = list_files(self.asked) if not list_file.exists() else read_record(list_file, FileList)
+        if files.asked != (meant := str(Path(self.asked).expanduser().absolute())):
+            raise ConfigurationError(
+                f"--from files:{self.asked}: expected {files.asked}, of which {run_dir.path} is the source, got "
+                f"{meant}; give that to go on with it, or another --into"
             )
-    show.result("imported", msgspec.to_builtins(done), [f"imported: {done.text}", *done.told])
-    return run_dir if done.is_whole else None
+        if progress_file.exists() and read_record(progress_file, ImportProgress).is_whole:
+            return run_dir
+        settings = RunSettings(run=run_dir.path.name, select=SelectConfig(capture_all=True))
+        with run_dir.lock():
+            write_record(list_file, files)
+            show.say(f"{len(files.files)} files are imported into run {settings.run}")
+            source = Wiring(prepare_run(settings, run_dir.path))
+            with own_broker(source), told_to_stop() as stop:
+                log, topics = source.kafka(), source.topics
+                create_topics(log, topics, plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka))
+                if not run_dir.topic_starts:
+                    run_dir.write_starts(begin_run(log, topics))
+                done = import_files(
+                    files,
+                    progress_file,
+                    log,
+                    topics,
+                    stop=stop,
+                    tell=lambda progress: show.progress("import", msgspec.to_builtins(progress), progress.text),
+                )
+        show.result("imported", msgspec.to_builtins(done), [f"imported: {done.text}", *done.told])
+        if not done.is_whole:
+            show.say("stopped; the same command goes on")
+        return run_dir if done.is_whole else None
+
+
+def _source_of(into: str, runs_dir: Path) -> RunDir:
+    return RunDir((runs_dir / f"{into}{_SUFFIX}").resolve())

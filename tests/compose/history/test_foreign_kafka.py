@@ -69,9 +69,10 @@ def test_a_topic_of_spans_becomes_episodes_of_all_its_traces(
         writer.append(topic, key=None, value=value).result(30)
     before = topics_on(kafka_log)
     replay(topic, broker, tmp_path, "--dry-run")
-    assert f"{len(values) - 1} records to read" in capsys.readouterr().out
-    writer.append(topic, key=None, value=values[-1]).result(30)
+    assert f"{2 * len(values) - 2} spans in {len(values) - 1} traces" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
     replay(topic, broker, tmp_path)
+    writer.append(topic, key=None, value=values[-1]).result(30)
     made = episodes_of(RunDir.open(tmp_path / "again"))
     assert len(values) > 5 and {one.episode_id for one in made} == trace_ids(values[:-1])
     replay(topic, broker, tmp_path)
