@@ -28,7 +28,6 @@ from tracegrad.consumers.episode_facts import KINDS
 from tracegrad.consumers.index.build import catch_up
 from tracegrad.consumers.index.file import connect
 from tracegrad.consumers.index.query import Question, count, find
-from tracegrad.consumers.index.schema import FORM
 from tracegrad.schemas.log.made_of import EpisodeRef, GroupMadeOf, MadeOf, made_of, made_of_header
 from tracegrad.schemas.log.protocol import Offsets, Record, TopicPartition
 from tracegrad.schemas.log.where import parse
@@ -191,7 +190,7 @@ def main() -> None:
 def measure(num: int, path: Path) -> None:
     """Of so many episodes; all in one run."""
     bare_s = bare(num)
-    connection, log = connect(path, FORM), MadeLog(num)
+    connection, log = connect(path), MadeLog(num)
     began, began_wall = time.process_time(), time.monotonic()
     catch_up(log, TOPICS, "policy", connection)  # type: ignore[arg-type]
     built_s, wall_s = time.process_time() - began - log.reader.making_s, time.monotonic() - began_wall

@@ -32,8 +32,7 @@ from tracegrad.compose.history.index import mark_current
 from tracegrad.compose.page.page_file import PAGE_FILE, PageFile, mark_of
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.consumers.index.build import catch_up
-from tracegrad.consumers.index.file import remove
-from tracegrad.consumers.index.schema import open_index
+from tracegrad.consumers.index.file import open_index, remove
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.weights import WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Topic

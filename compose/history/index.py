@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from tracegrad.consumers.index.build import INDEXED, IndexProgress, catch_up
-from tracegrad.consumers.index.schema import open_index, read_mark, write_mark
+from tracegrad.consumers.index.file import open_index
+from tracegrad.consumers.index.schema import read_mark, write_mark
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.topics import Topic
 

@@ -27,8 +27,7 @@ def keep_broker(run_dir: RunDir, board: Board, stop: threading.Event) -> None:
     """Until `stop` is set. Blocks. Raises ConfigurationError when another reader has it at first, UnavailableError."""
     while not stop.is_set():
         must_read = not board.is_read
-        is_searched = board.said_wanted.is_set()
-        if must_read or board.asks_log or is_searched or (board.wanted.is_set() and not _knows_all(run_dir, board)):
+        if must_read or board.asks_log or (board.wanted.is_set() and not _knows_all(run_dir, board)):
             try:
                 _open(run_dir, board, stop)
                 board.set_trouble("")
@@ -68,5 +67,4 @@ def _open(run_dir: RunDir, board: Board, stop: threading.Event) -> None:
 
 
 def _is_wanted(board: Board, reading: BoardReader) -> bool:
-    asks = board.asks_log or board.wanted.is_set() or board.said_wanted.is_set()
-    return asks or reading.is_busy
+    return board.asks_log or board.wanted.is_set() or reading.is_busy

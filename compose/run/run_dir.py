@@ -7,7 +7,7 @@
     starts.json     topics, and where the run began on them written once
     replay.json     of a replay: what was asked for         written first
     history.json    of a replay: what was made of another run by its trainer's start
-    index.sqlite, said.sqlite, page.msgpack  what `episodes`, `page` made of topics, at any time again
+    index.sqlite, page.msgpack  what `episodes`, `page` made of topics, at any time again
     outcome.json    how the last start ended                absent while it runs
     trainer/        checkpoints and, under weights/, the versions
     logs/ beats/ kafka/ streams/ engine-plugin/ results/ locks/

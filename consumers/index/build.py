@@ -26,7 +26,6 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from .file import empty, is_current, transaction
 from .fill import TableWriter
-from .schema import FORM
 from .settle import settle
 
 INDEXED = (Topic.EPISODES, Topic.TRANSITIONS, Topic.TRAINING_STEPS, Topic.WEIGHTS, Topic.ADVANTAGES)
@@ -67,7 +66,7 @@ def catch_up(
     lacks = _lacks(log, topics.name(_YOUNG), topics.name(Topic.TRAINING_STEPS), connection)
     names = {topics.name(topic): topic for topic in INDEXED if not (lacks and topic is _YOUNG)}
     if not _is_continued(log, names, connection):
-        empty(connection, FORM)
+        empty(connection)
     while not _read(log, names, policy, connection, tell, patience_s):
         pass  # another process builds too: on from where it stands
     settle(connection)
@@ -127,7 +126,7 @@ def _read(
             if not (first.records or first.is_caught_up):
                 continue
             with transaction(connection):
-                if not is_current(connection, FORM) or _positions(connection) != stood:
+                if not is_current(connection) or _positions(connection) != stood:
                     return False
                 for chunk in _some(first, chunks):
                     _take(fill, chunk.records, names, connection)

@@ -1,8 +1,8 @@
-"""A disposable SQLite file of one form: opened, made where there is none, thrown away where it is another or damaged.
+"""The index's file: opened, made where there is none, thrown away where it is of another release or damaged.
 
-In: a path, a form. Out: a connection. All that such a file holds lies on topics. Invariants: it is its owner's alone;
-who opens it at once with another gets the same tables; a transaction is all of its block, or nothing. Failure:
-ConfigurationError where the file cannot be made; UnavailableError where damage is come upon: the file is removed then.
+In: a path. Out: a connection. All that the file holds lies on topics. Invariants: it is its owner's alone; who opens it
+at once with another gets the same tables; a transaction is all of its block, or nothing. Failure: ConfigurationError
+where the file cannot be made; UnavailableError where damage is come upon: the file is removed then.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+
+from .schema import NUMBER, TABLES
 
 _BUSY_S = 30.0
 """How long a transaction of another process is waited for; they are short."""
@@ -22,21 +24,12 @@ _LOOK_EVERY_S = 0.02
 _CACHE_KIB = 64 * 1024
 
 
-class FileSchema(NamedTuple):
-    """Of a file."""
-
-    number: int
-    """Of the tables and of what is read into them: another number, and each file is made anew."""
-    tables: tuple[str, ...]
-    """SQL that makes them."""
-
-
 @contextmanager
-def opened(path: Path, form: FileSchema) -> Iterator[sqlite3.Connection]:
+def open_index(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection. Behind the first page damage shows itself to the question that comes upon it, perhaps amid an
     answer."""
     try:
-        with closing(connect(path, form)) as connection:
+        with closing(connect(path)) as connection:
             yield connection
     except sqlite3.DatabaseError as error:
         if not _is_damage(error):
@@ -47,13 +40,13 @@ def opened(path: Path, form: FileSchema) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
-def connect(path: Path, form: FileSchema) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
     """The same, for the caller to close."""
     for is_last in (False, True):
         try:
             connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             try:
-                _prepare(connection, path, form)
+                _prepare(connection, path)
             except BaseException:  # Ctrl-C too: an open connection would hold the file
                 connection.close()
                 raise
@@ -67,16 +60,16 @@ def connect(path: Path, form: FileSchema) -> sqlite3.Connection:
     raise AssertionError("unreachable")
 
 
-def _prepare(connection: sqlite3.Connection, path: Path, form: FileSchema) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     path.chmod(0o600)  # before there is a word in it
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     _keep_a_wal(connection)
     # A power cut may take the last transactions, never the file's order; what is missing is read again.
     connection.execute("PRAGMA synchronous = NORMAL")
-    if not is_current(connection, form):
+    if not is_current(connection):
         with transaction(connection):
-            if not is_current(connection, form):  # another has made it meanwhile
-                _make(connection, form)
+            if not is_current(connection):  # another has made it meanwhile
+                _make(connection)
 
 
 def _keep_a_wal(connection: sqlite3.Connection) -> None:
@@ -92,27 +85,25 @@ def _keep_a_wal(connection: sqlite3.Connection) -> None:
             time.sleep(_LOOK_EVERY_S)
 
 
-def is_current(connection: sqlite3.Connection, form: FileSchema) -> bool:
-    """Whether the tables are of this form."""
+def is_current(connection: sqlite3.Connection) -> bool:
+    """Whether the tables are those of this release."""
     (number,) = connection.execute("PRAGMA user_version").fetchone()
-    return bool(number == form.number)
+    return bool(number == NUMBER)
 
 
-def empty(connection: sqlite3.Connection, form: FileSchema) -> None:
+def empty(connection: sqlite3.Connection) -> None:
     """Makes all tables anew, without a row."""
     with transaction(connection):
-        _make(connection, form)
+        _make(connection)
 
 
-def _make(connection: sqlite3.Connection, form: FileSchema) -> None:
-    # Virtual ones first: with them those go in which they keep their rows.
+def _make(connection: sqlite3.Connection) -> None:
     named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-    for kind in (" AND sql LIKE 'CREATE VIRTUAL%'", ""):
-        for (name,) in connection.execute(named + kind).fetchall():
-            connection.execute(f'DROP TABLE "{name}"')
-    for statement in form.tables:
+    for (name,) in connection.execute(named).fetchall():
+        connection.execute(f'DROP TABLE "{name}"')
+    for statement in TABLES.split(";"):
         connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {form.number}")
+    connection.execute(f"PRAGMA user_version = {NUMBER}")
 
 
 def remove(path: Path) -> None:

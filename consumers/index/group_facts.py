@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from .file import rows_of
@@ -64,14 +63,9 @@ def groups_where(
     *,
     before: tuple[int, int] | None = None,
     limit: int = 50,
-    among: Sequence[str] | None = None,
 ) -> list[GroupFacts]:
-    """As many as `limit`; `before` is (at_ms, place) of the last one of the page before; `among`: ids of episodes, of
-    which one must fit."""
+    """As many as `limit`; `before` is (at_ms, place) of the last one of the page before."""
     condition, values, is_rare = condition_of(connection, question)
-    if among is not None:
-        condition, is_rare = f"e.id IN (SELECT value FROM json_each(?)) AND {condition}", True
-        values = [json.dumps(among), *values]
     # Of what is rare the groups are gathered first; of what is common few are looked at until the page is full.
     fits = (
         f'o."group" IN (SELECT e."group" FROM episodes e WHERE {condition})'

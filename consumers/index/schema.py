@@ -1,23 +1,20 @@
-"""The index's tables, and how its file is opened.
+"""The index's tables, and the mark that it is complete.
 
-In: a path. Out: a connection to a file of this release's form. Texts that repeat are numbers of `words`, so that a glob
-is tried on each word once and not on each episode. Invariant: what is in the file was made of exactly the records below
-`positions`; both change in one transaction, so a builder that is killed goes on where it stood. Failure: as file.py
-says.
+Texts that repeat are numbers of `words`, so that a glob is tried on each word once and not on each episode. Invariant:
+what is in the file was made of exactly the records below `positions`; both change in one transaction, so a builder that
+is killed goes on where it stood.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 from ..episode_facts import NAMES, NUMBERS, WORDS
-from .file import FileSchema, opened
 
+NUMBER = 5
+"""Of the tables and of what is read into them: another number, and each file is made anew."""
 _REAL = ("reward", "paid", "duration_s")
-
-_TABLES = f"""
+TABLES = f"""
 CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE positions(topic TEXT, partition INTEGER, next INTEGER, PRIMARY KEY(topic, partition)) WITHOUT ROWID;
 CREATE TABLE topics(topic TEXT PRIMARY KEY, id TEXT) WITHOUT ROWID;
@@ -50,12 +47,6 @@ CREATE INDEX groups_by_offset ON groups("offset") WHERE "offset" IS NOT NULL;
 """
 """`groups.offset`: on `transitions`; `advantages.offset`: on the topic of that name. `stands`: the step is of the
 surviving lineage."""
-FORM = FileSchema(5, tuple(_TABLES.split(";")))
-
-
-def open_index(path: Path) -> AbstractContextManager[sqlite3.Connection]:
-    """A connection to the file, which is made where there is none that can be used."""
-    return opened(path, FORM)
 
 
 def read_mark(connection: sqlite3.Connection) -> str | None:

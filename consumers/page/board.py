@@ -29,8 +29,7 @@ from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, Reward
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..index.build import IndexProgress
-from ..index.schema import open_index
-from ..index.text_search import are_prompts_read, episodes_that_said, open_said, positions_of
+from ..index.file import open_index
 from ..views.run_state import RunState
 
 _LOOKED_S = 10.0
@@ -121,8 +120,6 @@ class Board:
     """Why nothing new comes, for people."""
     index_progress: IndexProgress | None = None
     """How far the index is filled; None before it is."""
-    said_progress: IndexProgress | None = None
-    """How far what was said is read, since this page began; None before it is."""
     _asked_until: float | None = None
     _looked_at: float | None = None
 
@@ -168,9 +165,6 @@ class Board:
         self.is_indexed = about.is_live
         """Whether the index lacks nothing, or of a live run the last."""
         self.index_path = Path(about.folder, "index.sqlite")
-        self.said_path = Path(about.folder, "said.sqlite")
-        self.said_wanted = threading.Event()
-        """Set when somebody searches what was said; whoever reads it clears it."""
         self._clock = clock
         self.wanted = threading.Event()
         """Set when somebody asks for the index; whoever fills it clears it."""
@@ -209,7 +203,6 @@ class Board:
         """Neither the log nor the index is to be had, until a view asks again."""
         self._asked_until = None
         self.wanted.clear()
-        self.said_wanted.clear()
         self.set_trouble(trouble)
 
     def note_look(self) -> None:
@@ -246,26 +239,6 @@ class Board:
         if progress is None:
             return self.about.is_live or not self.is_indexed
         return progress.num_read < progress.num_records
-
-    def episodes_that_said(self, text: str, limit: int) -> list[str]:
-        """The newest episodes in which it was said, as far as is read; to ask is to have it read on."""
-        with open_said(self.said_path) as connection:
-            if not self._has_said(connection):
-                self.said_wanted.set()
-            return episodes_that_said(connection, text, limit)
-
-    def _has_said(self, connection: sqlite3.Connection) -> bool:
-        """Whether all was read, of a run that has ended."""
-        ends, at = self.ends.get(Topic.EPISODES), positions_of(connection)
-        if not at:  # not yet, or no more
-            self.said_progress = None
-        if are_prompts_read(connection) != (self.pieces is not None):
-            return False
-        if self.about.is_live or ends is None or any(at.get(number, 0) < kept.end for number, kept in ends.items()):
-            return False
-        num = sum(kept.end for kept in ends.values())
-        self.said_progress = IndexProgress(num, num)
-        return True
 
     def begin_of(self, topic: Topic) -> int:
         """How many records a topic has lost to retention, as far as is known."""

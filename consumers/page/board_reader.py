@@ -1,5 +1,4 @@
-"""The page's threads: one folds the cheap topics, one measures while somebody looks, one fills the index, one
-reads what was said, when asked.
+"""The page's threads: one folds the cheap topics, one measures while somebody looks, one fills the index when asked.
 
 In: the board and its log. Out: the board, up to date. Invariants: they only read; no more is read than views show, so
 that a page that nobody looks at costs next to nothing; the index is filled in its own short transactions. Failure: a
@@ -22,8 +21,7 @@ from tracegrad.schemas.log.protocol import Log, Offsets, TopicPartition
 from tracegrad.schemas.topics import Stage, Topic
 
 from ..index.build import IndexProgress, catch_up
-from ..index.schema import open_index
-from ..index.text_search import catch_up_said, open_said
+from ..index.file import open_index
 from ..views.watch import stage_lags
 from .board import Board, TopicCount
 
@@ -59,25 +57,16 @@ class BoardReader:
             folds: whether the board lacks what lies on the topics.
         """
         self._board, self._stop, self._starts = board, stop, starts
-        self._busy: set[str] = set()
-        """What is being done that somebody asked for."""
+        self.is_busy = False
+        """Whether the index is being filled."""
         self.num_filled = 0
         """How often it was filled to the end that the topics had."""
-        work = [
-            ("measure", self._measure),
-            ("index", lambda: self._as_asked("index", board.wanted, self._fill)),
-            ("said", lambda: self._as_asked("said", board.said_wanted, lambda: read_said(board, stop))),
-        ]
+        work = [("measure", self._measure), ("index", self._fill_as_asked)]
         work += [("fold", self._fold)] if folds else []
         self._threads = [
             threading.Thread(target=self._again, args=(name, what), name=f"page-{name}", daemon=True)
             for name, what in work
         ]
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is being read that somebody asked for."""
-        return bool(self._busy)
 
     def start(self) -> None:
         """Begins; the topics must exist, or are waited for."""
@@ -165,17 +154,17 @@ class BoardReader:
                         board.changed()
             self._stop.wait(_MEASURE_S if board.is_watched else _POLL_S)
 
-    def _as_asked(self, name: str, wanted: threading.Event, what: Callable[[], None]) -> None:
+    def _fill_as_asked(self) -> None:
         """Once each time that somebody asks, and of a live run not at once again."""
         while not self._stop.is_set():
-            if not wanted.wait(_POLL_S):
+            if not self._board.wanted.wait(_POLL_S):
                 continue
-            self._busy.add(name)
-            wanted.clear()
+            self.is_busy = True
+            self._board.wanted.clear()
             try:
-                what()
+                self._fill()
             finally:
-                self._busy.discard(name)
+                self.is_busy = False
             self._stop.wait(_FILL_S if self._board.about.is_live else 0.0)
 
     def _fill(self) -> None:
@@ -194,16 +183,6 @@ class BoardReader:
         if progress != self._board.index_progress:
             self._board.index_progress = progress
             self._board.changed()
-
-
-def read_said(board: Board, stop: threading.Event | None = None) -> None:
-    """What was said since, into its file. Blocks. Raises UnavailableError."""
-
-    def tell(progress: IndexProgress) -> None:
-        board.said_progress = progress
-
-    with open_said(board.said_path) as connection:
-        catch_up_said(_log(board), board.topics.name(Topic.EPISODES), connection, board.pieces, tell=tell, stop=stop)
 
 
 def _log(board: Board) -> Log:

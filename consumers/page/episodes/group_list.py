@@ -1,8 +1,7 @@
 """The list of groups, to filter and to search. In: the run's index, a question in the URL. Out: a page of rows.
 
     /groups?where=reward<1 tools_failed>0     terms, as `tracegrad episodes --where` has them
-    /groups?q=eval-20                         a task, an agent, a tool, why it was left out, how an id begins, or what
-                                              was said in an episode (text_search.py)
+    /groups?q=eval-20                         a task, an agent, a tool, why it was left out, or how an id begins
     /groups?before=AT.PLACE                   the next page
 
 Invariant: a filter is the URL's, so a link shows the same. Failure: terms that are not understood are told, with none
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -28,8 +26,6 @@ from ..view import View
 
 _ROWS = 50
 _MAX_SEARCHED = 200
-_MAX_SAID, _MAX_SAID_WHERE = 500, 50_000
-"""Episodes in which it was said that are looked at, the newest; with terms, of which few may hold of those, more."""
 _BEFORE = re.compile(r"([0-9]{1,16})\.([0-9]{1,16})")
 _SEARCHED = ("task", "agents", "tool", "excluded")
 _ID = re.compile(r"[0-9a-fA-F]{6,32}")
@@ -54,8 +50,8 @@ class GroupsPage(NamedTuple):
     error: str
 
 
-def find_groups(connection: sqlite3.Connection, query: dict[str, str], said: Sequence[str] = ()) -> GroupsPage:
-    """By what the URL's query asks; `said` are the episodes in which what is searched was said."""
+def find_groups(connection: sqlite3.Connection, query: dict[str, str]) -> GroupsPage:
+    """By what the URL's query asks."""
     where, searched = query.get("where", ""), query.get("q", "").strip()
     try:
         terms = parse(where, KINDS, by="Where")
@@ -67,8 +63,6 @@ def find_groups(connection: sqlite3.Connection, query: dict[str, str], said: Seq
     for term in _searches(searched) if searched else [None]:
         more = terms if term is None else (*terms, term)
         found += groups_where(connection, Question(terms=more), before=before, limit=_ROWS + 1)
-    if said:
-        found += groups_where(connection, Question(terms=terms), before=before, limit=_ROWS + 1, among=said)
     rows = sorted({one.group: one for one in found}.values(), key=lambda one: (one.at_ms, one.place), reverse=True)
     after = ""
     if len(rows) > _ROWS:
@@ -90,16 +84,9 @@ def _searches(text: str) -> list[Term]:
 
 def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:
     searched = ask.query.get("q", "").strip()[:_MAX_SEARCHED]
-    most = _MAX_SAID_WHERE if ask.query.get("where") else _MAX_SAID
-    said = board.episodes_that_said(searched, most) if searched else []
     with board.index() as connection:
-        found = find_groups(connection, {**ask.query, "q": searched}, said)
-    read = board.said_progress
-    is_said_filling = bool(searched) and (read is None or read.num_read < read.num_records)
+        found = find_groups(connection, {**ask.query, "q": searched})
     return {
-        "said": read,
-        "num_cut": most if len(said) >= most else None,
-        "has_prompts": board.pieces is not None,
         "found": found,
         "where": ask.query.get("where", ""),
         "searched": searched,
@@ -107,8 +94,7 @@ def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:
         "usual": _USUAL,
         "fields": FIELDS,
         "progress": board.index_progress,
-        "is_said_filling": is_said_filling,
-        "is_filling": is_said_filling or board.lacks_episodes,
+        "is_filling": board.lacks_episodes,
         "of": f"/groups?{urlencode(ask.query)}",
     }
 

@@ -12,7 +12,6 @@ from tests.streams.make import TOPICS
 from tracegrad.consumers.index.build import catch_up
 from tracegrad.consumers.index.file import connect
 from tracegrad.consumers.index.query import Question, find, unread
-from tracegrad.consumers.index.schema import FORM
 from tracegrad.schemas.log.made_of import merged
 
 
@@ -34,7 +33,7 @@ class Busy(sqlite3.Connection):
 def index_of(log: MemoryLog, path: Path) -> sqlite3.Connection:
     """Brought up to date; the folder is made where there is none."""
     path.mkdir(exist_ok=True)
-    connection = connect(path / "index.sqlite", FORM)
+    connection = connect(path / "index.sqlite")
     catch_up(log, TOPICS, "policy", connection, patience_s=1.0)
     return connection
 

@@ -18,10 +18,9 @@ from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, rollout
 from tracegrad.consumers.index import build, settle
 from tracegrad.consumers.index.build import catch_up
-from tracegrad.consumers.index.file import connect, is_current
+from tracegrad.consumers.index.file import connect, is_current, open_index
 from tracegrad.consumers.index.fill import TableWriter
 from tracegrad.consumers.index.query import Question, find, unread
-from tracegrad.consumers.index.schema import FORM, open_index
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import EPISODES
@@ -271,19 +270,19 @@ def test_who_opens_an_index_that_another_makes_waits_for_it(tmp_path: Path, monk
     """SQLite itself waits for nobody there."""
     monkeypatch.setattr("sqlite3.connect", partial(sqlite3.connect, factory=Busy))
     with open_index(tmp_path / "index.sqlite") as connection:
-        assert is_current(connection, FORM)
+        assert is_current(connection)
 
 
 def test_an_index_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     """With its path."""
     with pytest.raises(Exception, match=r"expected to open or make .*nowhere"):
-        connect(tmp_path / "nowhere" / "index.sqlite", FORM)
+        connect(tmp_path / "nowhere" / "index.sqlite")
 
 
 def test_readers_are_not_held_up_by_a_builder(run: list[Record], tmp_path: Path) -> None:
     """Who asks while another builds sees the last transaction."""
     index_of(log_of(run), tmp_path).close()
-    builder, reader = (connect(tmp_path / "index.sqlite", FORM) for _ in range(2))
+    builder, reader = (connect(tmp_path / "index.sqlite") for _ in range(2))
     builder.execute("BEGIN IMMEDIATE")
     builder.execute("DELETE FROM episodes")
     assert sum(1 for _ in find(reader, Question())) > 0
