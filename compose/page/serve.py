@@ -1,9 +1,8 @@
 """The page of a run, served until it is told to stop.
 
-In: a run's folder, whose broker answers or is opened here. Out: HTTP at loopback. Invariant: it reads; the run's index,
-what was said and `page.msgpack`, which are made of its topics, are all that it writes, and scores that people give are
-the rewards gateway's to write. Failure: ConfigurationError where another reader holds the broker of a run that has
-ended and no page left what it needs.
+In: a run's folder, whose broker answers or is opened here. Out: HTTP at loopback. Invariant: it reads; the run's index
+and `page.msgpack`, which are made of its topics, are all that it writes. Failure: ConfigurationError where another
+reader holds the broker of a run that has ended and no page left what it needs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from ..run.session import run_state
 from ..run.wiring import Wiring
 from .page_broker import keep_broker
 from .page_file import read_page_file, restore_board, write_page_file
-from .rate import rater_of
 from .texts import explain_by, pieces_of
 
 logger = logging.getLogger(__name__)
@@ -58,7 +56,6 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         explain=explain_by(wiring),
         targets=lambda: announced(wiring.run_dir.metrics, wiring.record.name),
         scrape=scrape_line(wiring.run_dir.metrics, wiring.record.name),
-        rater=rater_of(wiring) if is_live else None,
     )
 
 

@@ -2,12 +2,10 @@
 
     /, /system, /data/TOPIC, ...     a view, whole; its part alone for htmx
     /json?of=PATH                    its numbers, for charts
-    /rate/EPISODE                    POST: a score, to the run's rewards gateway
     /static/...                      vendored scripts and our own
 
-In: a board, a token, the port. Out: an ASGI application. Invariants: GET alone, but for a score; nothing without the
-token (guard.py).
-Failure: a view's error is a page that says it, with its status.
+In: a board, a token, the port. Out: an ASGI application. Invariants: GET alone; nothing without the token
+(guard.py). Failure: a view's error is a page that says it, with its status.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ import asyncio
 import re
 import secrets
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -32,14 +30,12 @@ from tracegrad.schemas.errors import RequestError, TracegradError, UnavailableEr
 from . import data, run, system
 from .board import Board, ViewQuery
 from .episodes import episode, group, group_list, learned
-from .episodes.rate import rate
-from .guard import POSTED, Guard
+from .guard import Guard
 from .render import STATIC, render
 from .view import View
 
 VIEWS: tuple[View, ...] = (run.VIEW, learned.VIEW, group_list.VIEW, system.VIEW, data.VIEW, group.VIEW, episode.VIEW)
 """In the order of the page's head."""
-_MAX_BODY, _MAX_FIELDS, _BODY_S = 16 * 1024, 10, 5.0
 _BY_NAME = {view.name: view for view in VIEWS}
 GONE = {
     r"/task/": 'the file of [tasks] file has a runner\'s task; a line of it is {"id": .., "input": ..}',
@@ -54,7 +50,6 @@ def make_app(board: Board, *, token: str, port: int) -> ASGIApp:
     page = _Page(board)
     routes = [
         Route("/json", page.numbers),
-        Route(POSTED + "{id}", page.rate, methods=["POST"]),
         Mount("/static", _Static(directory=STATIC)),
         Route("/{path:path}", page.view),
     ]
@@ -112,24 +107,6 @@ class _Page:
             return PlainTextResponse(f"{error}\n", _status(error))
         return Response(msgspec.json.encode(found), media_type="application/json")
 
-    async def rate(self, request: Request) -> Response:
-        """A score, then the episode again with what became of it."""
-        id_ = request.path_params["id"]
-        try:
-            fields = dict(
-                parse_qsl((await _body(request)).decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
-            )
-            key = await asyncio.to_thread(rate, self._board, id_, fields)
-        except (TracegradError, ValueError) as error:
-            told = error if isinstance(error, TracegradError) else RequestError("expected a form, got something else")
-            return self._refused(told)
-        return RedirectResponse(f"/episode/{quote(id_, safe='')}?rated={key}", 303)
-
-    def _refused(self, error: TracegradError) -> Response:
-        part = self._part("error.html", {"error": str(error), "of": ""})
-        model = {"board": self._board, "views": VIEWS, "view": episode.VIEW, "part": part}
-        return HTMLResponse(render("page.html", model), _status(error))
-
     def _draw(self, of: str) -> _ViewHtml:
         """A view's part of the page."""
         view, ask = _view_asked_for(of)
@@ -161,22 +138,6 @@ def _address(request: Request) -> str:
     """Path and query as they were asked for; what a browser's address may be is not for us to parse."""
     path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
-
-
-async def _body(request: Request) -> bytes:
-    """Of a form, which is short; who sends more, or slowly, is refused."""
-    body = b""
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > _MAX_BODY:
-                    raise RequestError(f"expected a form of at most {_MAX_BODY} bytes, got more", status=413)
-    except TimeoutError as error:
-        raise RequestError(f"expected a form within {_BODY_S:g} s, got none", status=408) from error
-    except ClientDisconnect as error:
-        raise RequestError("expected a form, got the end of the connection") from error
-    return body
 
 
 def _status(error: TracegradError) -> int:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -83,33 +83,6 @@ class CallWorth(NamedTuple):
     """(what, value, what it counts here, why)."""
 
 
-class Rating(NamedTuple):
-    """One piece of feedback, by the names of the gateway's route."""
-
-    target: Mapping[str, str]
-    """The one id that it is about, by its field."""
-    name: str
-    value: float
-    reason: str
-    key: str
-    """Idempotency key."""
-
-
-class Rater(NamedTuple):
-    """The run's rewards gateway."""
-
-    names: Mapping[str, tuple[float, float]]
-    """What can be rated -> from, to."""
-    is_trained_on: bool
-    """Whether the run waits for scores; else a close ends all."""
-    wait_s: float
-    """How long it does, from an episode's close."""
-    send: Callable[[Rating], None]
-    """Blocks. Raises RequestError, UnavailableError."""
-    receipts: Callable[[str], Sequence[Mapping[str, Any]]]
-    """What became of what was said under a key; none: nothing was. Blocks. Raises UnavailableError."""
-
-
 class Board:
     """One run's. Folded by one thread, read by any under `lock`."""
 
@@ -136,7 +109,6 @@ class Board:
         explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
         targets: Callable[[], Sequence[tuple[str, str]]] = tuple,
         scrape: str = "",
-        rater: Rater | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -147,12 +119,11 @@ class Board:
             explain: an episode, and what was said behind its close, to what its calls are worth by the run's rules.
             targets: (process, URL) of the metrics of the run's processes now.
             scrape: what Prometheus' settings need to find them, at each start anew.
-            rater: takes scores; None: the run takes no feedback.
         """
         self.about, self.topics, self.state = about, topics, state
         self.opened, self.raw, self.refusal = log, raw, refusal
         self.pieces, self.explain = pieces, explain
-        self.targets, self.scrape, self.rater = targets, scrape, rater
+        self.targets, self.scrape = targets, scrape
         self.lock = threading.RLock()
         self.running: BoundedMap[str, int] = BoundedMap(_RUNNING)
         """Attempt at work -> when it began, unix ms."""

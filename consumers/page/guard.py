@@ -4,7 +4,6 @@ In: a request. Out: the route's answer with the page's headers, or 403, 405. The
 run prints; then a cookie holds it, which no script reads and no other site's request carries. Invariants: every
 answer bears the headers; nothing is served to who cannot show the token, under another name than loopback's
 (a foreign name that resolves to 127.0.0.1 is how other sites read local servers), or for another site's page.
-A score (POST under /rate/) must say in its Origin that this page sent it.
 Failure: none; refusals say what to do.
 """
 
@@ -22,12 +21,10 @@ CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-POSTED = "/rate/"
-"""Under which a form may be sent; nothing else of the page changes anything."""
 _HEADERS = {
     "content-security-policy": CSP,
     "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",  # with none at all a form would name no Origin
+    "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
@@ -63,10 +60,10 @@ class Guard:
             await send(message)
 
         request = Request(scope)
-        answer = self._refusal(request.headers, request.method, request.url.path) or self._admission(request)
+        answer = self._refusal(request.headers, request.method) or self._admission(request)
         await (answer or self._app)(scope, receive, with_headers)
 
-    def _refusal(self, headers: Headers, method: str, path: str) -> Response | None:
+    def _refusal(self, headers: Headers, method: str) -> Response | None:
         host = headers.get("host", "")
         if host not in self._hosts:
             names = " or ".join(sorted(self._hosts))
@@ -76,10 +73,7 @@ class Guard:
         if headers.get("sec-fetch-site", "none") not in _OWN_SITE:
             words = "expected the page's own link, got another site's; paste the URL into the address bar\n"
             return PlainTextResponse(words, 403)
-        if method == "POST" and path.startswith(POSTED):
-            if "origin" not in headers:
-                return PlainTextResponse("expected the page's own form, which names its Origin, got none\n", 403)
-        elif method not in ("GET", "HEAD"):
+        if method not in ("GET", "HEAD"):
             return PlainTextResponse("expected GET\n", 405, headers={"allow": "GET, HEAD"})
         return None
 

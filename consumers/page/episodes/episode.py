@@ -20,7 +20,6 @@ from ...index.subject import Kind, taken_for
 from ..board import Board, CallWorth, ViewQuery
 from ..view import View
 from .group import RulePayment, paid_by
-from .rate import form_of
 from .records import GroupCredit, facts_of, read_episodes, read_spans, read_trained
 from .spans import SpanBar, waterfall
 from .transcript import CallTranscript, Pieces, call_transcripts
@@ -116,8 +115,7 @@ def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:
         color=ask.query.get("color", ""),
         is_whole=ask.query.get("all") == "1",
     )
-    form = form_of(board, seen.episode, int(facts["at_ms"]), ask.query.get("rated", ""))
-    return {"seen": seen, "colors": COLORS, "form": form}
+    return {"seen": seen, "colors": COLORS}
 
 
 VIEW = View("episode", "Episode", "episodes/episode.html", _model, is_live=False, is_listed=False)

@@ -84,9 +84,9 @@ def elements_of(html: str) -> tuple[Elements, str]:
     return parsed.found, parsed.text
 
 
-def episode_of(board: Board) -> tuple[Episode, int]:
-    """The first one, and when it closed."""
+def episode_of(board: Board) -> Episode:
+    """The first one."""
     with board.index() as connection:
         (id_,) = connection.execute("SELECT id FROM episodes ORDER BY n LIMIT 1").fetchone()
         facts = facts_of(connection, id_)
-    return read_episodes(board.needed_log(), board.topics, [facts])[id_].episode, facts["at_ms"]
+    return read_episodes(board.needed_log(), board.topics, [facts])[id_].episode

@@ -21,7 +21,6 @@ from tracegrad.consumers.index.subject import Kind
 from tracegrad.consumers.page.board import Board, CallWorth
 from tracegrad.consumers.page.episodes.episode import COLORS, EpisodeView, view_of
 from tracegrad.consumers.page.episodes.group_list import find_groups
-from tracegrad.consumers.page.episodes.rate import Form
 from tracegrad.consumers.page.episodes.records import facts_of_group, read_episodes, read_spans, read_trained
 from tracegrad.consumers.page.episodes.transcript import call_transcripts
 from tracegrad.consumers.page.render import render
@@ -66,7 +65,7 @@ def hrefs(html: str) -> Iterator[str]:
 
 def drawn(seen: EpisodeView) -> str:
     """Of an episode that no log holds."""
-    return render("episodes/episode.html", {"seen": seen, "colors": COLORS, "form": Form("none", {}, False, "")})
+    return render("episodes/episode.html", {"seen": seen, "colors": COLORS})
 
 
 def test_every_episode_of_a_run_is_shown(board: Board, episodes: list[dict[str, object]]) -> None:

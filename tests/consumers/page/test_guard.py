@@ -88,7 +88,7 @@ async def test_loopbacks_own_names_are_the_pages(board: Board, name: str) -> Non
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 async def test_nothing_can_be_written(board: Board, method: str) -> None:
-    """The page only shows, but for scores."""
+    """The page only shows."""
     async with browser(board) as client:
         assert (await client.request(method, "/")).status_code == 405
 
@@ -101,7 +101,7 @@ async def test_every_answer_bears_the_headers(board: Board, path: str, is_let_in
         headers = (await client.get(path)).headers
         assert headers["content-security-policy"] == CSP
         assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "same-origin"
+        assert headers["referrer-policy"] == "no-referrer"
         assert headers["cache-control"] == "no-store" or (path == "/static/page.js" and is_let_in)
 
 
