@@ -24,8 +24,6 @@ from .config import AgentConfig, RewardConfig, RunnerHandles
 _KEY = "OPENAI_API_KEY"
 _ANTHROPIC = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
-UNDER_RUNNER = "TRACEGRAD_RUNNER"
-"""Set for agents that a runner starts: whose spans are counted, so that they go to its gateway alone."""
 _ANY_COUNT = "OTEL_ATTRIBUTE_COUNT_LIMIT"
 _COUNTS = ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_LOGRECORD_ATTRIBUTE_COUNT_LIMIT")
 _MANY = "4096"
@@ -89,7 +87,6 @@ def agent_environment(
         **{name: own.get(name, _MANY) for name in _COUNTS if name in own or _ANY_COUNT not in own},
     }
     if shown is not None:
-        variables[UNDER_RUNNER] = "1"
         variables[_HEADERS] = f"x-api-key={shown}"
     elif handles.otlp_token:
         # The variable's value is percent-encoded.

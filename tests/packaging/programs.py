@@ -21,7 +21,7 @@ PROGRAMS = {
     "agent": (
         "tracegrad.producers.runner.hosted.host_main",
         *("tracegrad.producers.runner.hosted.agent_host", "tracegrad.producers.runner.hosted.span_ledger"),
-        *("tracegrad.producers.runner.hosted.relay", "tracegrad.producers.client.attach", "tracegrad.compose.client"),
+        *("tracegrad.producers.runner.hosted.relay", "tracegrad.producers.client.attach"),
     ),
     "cli": ("tracegrad.compose.cli.__main__", "tracegrad.compose.run.session"),
     "engine": (SERVE, "tracegrad.consumers.engine.weight_sync", "tracegrad.compose.engine.server"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,9 +19,6 @@ import grpc
 import httpx
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.trace import SpanContext
 
 from tests.producers.otlp_gateway.bodies import request_of
 from tests.serving import free_port, is_healthy, until
@@ -30,7 +26,6 @@ from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics
 from tracegrad.compose.local_kafka.broker import LocalKafka
-from tracegrad.producers.client.kafka_exporter import KafkaSpanExporter
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal, items_of, parsed
@@ -53,18 +48,6 @@ servers, name, http, rpc = sys.argv[1:]
 handles = OtlpHandles(port=int(http), grpc_port=int(rpc), run_hash=RunHash("5e" * 4), key=bytes(32), ack_timeout_s=8.0)
 topics, stop = Topics(run=RunName(name), prefix=f"{name}."), threading.Event()
 run(OtlpConfig(), handles, topics=topics, log=KafkaLog(servers), stop=stop, metrics=Metrics())
-"""
-AGENT = """
-import os, sys
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from tracegrad.compose.client import TracegradKafkaExporter
-provider = TracerProvider()
-provider.add_span_processor(BatchSpanProcessor(TracegradKafkaExporter(), schedule_delay_millis=60_000))
-for number in range(int(sys.argv[1])):
-    provider.get_tracer("t").start_span(str(number)).end()
-print("ready", flush=True)
-sys.stdin.read()
 """
 
 
@@ -165,27 +148,10 @@ def by_grpc(bench: Bench) -> Iterator[Send]:
         yield send
 
 
-@contextlib.contextmanager
-def by_kafka(bench: Bench) -> Iterator[Send]:
-    """The exporter of an agent."""
-    exporter = KafkaSpanExporter(bench.log.writer(), bench.topics)
-
-    def send(numbers: range) -> bool:
-        made = [
-            ReadableSpan("work", SpanContext(int.from_bytes(trace_of(number), "big"), number, is_remote=False))
-            for number in numbers
-        ]
-        return exporter.export(made) is SpanExportResult.SUCCESS
-
-    yield send
-    exporter.shutdown()
-
-
 WAYS = {
     "http": (TRACES, by_http),
     "grpc": (TRACES, by_grpc),
     "logs": (LOGS, lambda bench: by_http(bench, "/v1/logs", logs)),
-    "kafka": (TRACES, by_kafka),
 }
 
 
@@ -220,19 +186,3 @@ def test_what_was_acknowledged_is_there(own_kafka: LocalKafka, way: str) -> None
     print(f"{way}: {len(done)} acknowledged, {len(set(found))} found, {len(found) - len(set(found))} twice")
     assert done == set(range(1, NUM + 1))
     assert set(found) == done
-
-
-def test_an_agent_that_is_told_to_end_writes_what_waits(own_kafka: LocalKafka) -> None:
-    """SIGTERM long before its batch is due."""
-    bench, num = Bench(own_kafka, "term"), 1_000
-    environ = {
-        "TRACEGRAD_KAFKA_BOOTSTRAP_SERVERS": own_kafka.bootstrap_servers,
-        "TRACEGRAD_KAFKA_TOPIC_PREFIX": bench.topics.prefix,
-    }
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    command = [sys.executable, "-c", AGENT, str(num)]
-    with subprocess.Popen(command, cwd=ROOT, env=os.environ | environ, **pipes) as agent:  # type: ignore[call-overload]
-        assert agent.stdout.readline() == b"ready\n"
-        agent.send_signal(signal.SIGTERM)
-        assert agent.wait(60) == 128 + signal.SIGTERM
-    assert len(set(bench.numbers(TRACES))) == num

@@ -247,12 +247,7 @@ def test_what_env_prints_is_what_the_runner_gives(folder: Path) -> None:
     assert agent is not None
     given = host_environment(agent, wiring.runner(), {}, holder=new_host())
     shown = {name: given[name] for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS")}
-    assert (
-        given
-        == variables(wiring)
-        | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10", "OTEL_LOGS_EXPORTER": "none", "TRACEGRAD_RUNNER": "1"}
-        | shown
-    )
+    assert given == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10", "OTEL_LOGS_EXPORTER": "none"} | shown
 
 
 def test_a_token_lets_a_gateway_listen_elsewhere(folder: Path) -> None:
