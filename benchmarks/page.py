@@ -48,7 +48,6 @@ _VIEWS = (
     "/groups?where=tokens%3E100",
     "/groups?where=tokens%3E101",
     "/system",
-    "/data",
 )
 
 

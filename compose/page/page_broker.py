@@ -51,7 +51,7 @@ def _open(run_dir: RunDir, board: Board, stop: threading.Event) -> None:
     with open_broker(run_dir) as servers:
         opened, done = Wiring(run_dir, bootstrap_servers=servers), threading.Event()
         must_read = not board.is_read
-        board.connect(opened.log(), opened.kafka())
+        board.connect(opened.log())
         reading = BoardReader(board, done, starts=run_dir.starts, folds=must_read)
         reading.start()
         try:

@@ -44,14 +44,11 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         concurrency=settings.agent.concurrency if settings.agent else None,
         replays=replayed.source if replayed is not None else None,
     )
-    ring = wiring.ring
     return Board(
         about,
         wiring.topics,
         run_state(wiring),
         log=wiring.log() if is_live else None,
-        raw=wiring.kafka() if is_live else None,
-        refusal=ring.refusal,
         pieces=pieces_of(wiring),
         explain=explain_by(wiring),
         targets=lambda: announced(wiring.run_dir.metrics, wiring.record.name),

@@ -1,6 +1,6 @@
 """The page's application: its routes, behind the guard.
 
-    /, /system, /data/TOPIC, ...     a view, whole; its part alone for htmx
+    /, /system, /episode/ID, ...   a view, whole; its part alone for htmx
     /json?of=PATH                    its numbers, for charts
     /static/...                      vendored scripts and our own
 
@@ -27,17 +27,18 @@ from starlette.types import ASGIApp
 
 from tracegrad.schemas.errors import RequestError, TracegradError, UnavailableError
 
-from . import data, run, system
+from . import run, system
 from .board import Board, ViewQuery
 from .episodes import episode, group, group_list, learned
 from .guard import Guard
 from .render import STATIC, render
 from .view import View
 
-VIEWS: tuple[View, ...] = (run.VIEW, learned.VIEW, group_list.VIEW, system.VIEW, data.VIEW, group.VIEW, episode.VIEW)
+VIEWS: tuple[View, ...] = (run.VIEW, learned.VIEW, group_list.VIEW, system.VIEW, group.VIEW, episode.VIEW)
 """In the order of the page's head."""
 _BY_NAME = {view.name: view for view in VIEWS}
 GONE = {
+    r"/data": "tracegrad tail TOPIC shows the records of a topic, decoded",
     r"/task/": 'the file of [tasks] file has a runner\'s task; a line of it is {"id": .., "input": ..}',
     r"/\?(.*&)?with=": "each run has a page of its own: tracegrad page NAME",
     r"/system\?(.*&)?recount=": "tracegrad audit NAME counts every call, episode and group, of a live run too",

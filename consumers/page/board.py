@@ -103,8 +103,6 @@ class Board:
         state: RunState,
         *,
         log: Log | None = None,
-        raw: Log | None = None,
-        refusal: Callable[[Topic, Record], str | None] = lambda topic, record: None,
         pieces: Callable[[Sequence[int]], list[str]] | None = None,
         explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
         targets: Callable[[], Sequence[tuple[str, str]]] = tuple,
@@ -113,15 +111,14 @@ class Board:
     ) -> None:
         """
         Args:
-            log, raw: what verifies of the run's log, and all of it; None until its broker answers.
-            refusal: why a record is left out; None: it is not.
+            log: what verifies of the run's log; None until its broker answers.
             pieces: token ids to the text of each, by the policy's tokenizer, if one is at hand.
             explain: an episode, and what was said behind its close, to what its calls are worth by the run's rules.
             targets: (process, URL) of the metrics of the run's processes now.
             scrape: what Prometheus' settings need to find them, at each start anew.
         """
         self.about, self.topics, self.state = about, topics, state
-        self.opened, self.raw, self.refusal = log, raw, refusal
+        self.opened = log
         self.pieces, self.explain = pieces, explain
         self.targets, self.scrape = targets, scrape
         self.lock = threading.RLock()
@@ -141,16 +138,16 @@ class Board:
         """Set when somebody asks for the index; whoever fills it clears it."""
         self._names = {topics.name(topic): topic for topic in Topic}
 
-    def connect(self, log: Log, raw: Log) -> None:
+    def connect(self, log: Log) -> None:
         """The broker answers from now on."""
         with self.lock:
-            self.opened, self.raw = log, raw
+            self.opened = log
             self.changed()
 
     def disconnect(self) -> None:
         """The broker is gone until somebody asks for it."""
         with self.lock:
-            self.opened = self.raw = None
+            self.opened = None
 
     @property
     def log(self) -> Log | None:

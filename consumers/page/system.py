@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tracegrad.schemas.records.training import TrainingStep
-from tracegrad.schemas.topics import REGISTRY, Topic
+from tracegrad.schemas.topics import Topic
 
 from ..views.processes import process_rows
 from .board import Board, TopicCount, ViewQuery
@@ -40,7 +40,6 @@ ROOMS: tuple[tuple[str, tuple[str, ...], tuple[Topic, ...]], ...] = (
     ("Around them", ("kafka", "page"), (Topic.PROCESS_STATUS, Topic.DEAD_LETTERS)),
 )
 """The house: room, first words of its processes' names, topics that it writes. As README's figure has them."""
-_PUBLIC = {spec.topic for spec in REGISTRY if spec.public}
 
 
 class AccountSum(msgspec.Struct, frozen=True):
@@ -79,7 +78,6 @@ def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
                 (room, [one for one in processes if _is_of(one.name, names)], [(t, counts.get(t)) for t in topics])
                 for room, names, topics in ROOMS
             ],
-            "public": _PUBLIC,
             "processes": processes,
             "dead_letters": sorted(board.dead_letters.items(), key=lambda item: -item[1]),
             "num_dead": dead.num if dead else None,

@@ -203,16 +203,6 @@
     rows.replaceChildren(table);
   }
 
-  // -- the keyboard, in lists: j and k, or the arrows, go from one to the next --
-  addEventListener("keydown", (event) => {
-    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
-    const items = [...view.querySelectorAll("[data-item]")];
-    const at = items.indexOf(document.activeElement);
-    if (!items.length || (at < 0 && event.key.startsWith("Arrow"))) return;
-    event.preventDefault();
-    items[Math.max(0, Math.min(items.length - 1, at + step))].focus();
-  });
   // -- copy buttons --
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");

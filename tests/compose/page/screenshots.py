@@ -72,7 +72,7 @@ def main() -> None:
         page.goto(url)
         page.goto(f"{base}/learned")
         page.wait_for_selector("main .pair .talk", timeout=_READ_MS)
-        for name in ("", "learned", "groups", "system", "data"):
+        for name in ("", "learned", "groups", "system"):
             shoot(page, f"{base}/{name}", given.out / f"{name or 'run'}.png")
         page.goto(f"{base}/groups?where=step>0 reward=0")
         rows = page.query_selector_all("main tbody tr")

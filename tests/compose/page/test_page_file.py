@@ -149,7 +149,7 @@ def test_the_log_is_asked_for_while_views_read_it(tmp_path: Path) -> None:
     run.numbers(board, ViewQuery())
     assert not board.asks_log
     assert board.log is None and board.asks_log
-    board.connect(log, log)
+    board.connect(log)
     now[0] += 31
     assert not board.asks_log
     assert board.log is log

@@ -35,7 +35,7 @@ def new_board(folder: Path, log: MemoryLog, *, is_live: bool = True) -> Board:
         groups_per_step=8,
         concurrency=8,
     )
-    return Board(about, TOPICS, RunState(TOPICS, RUN, "policy"), log=log, raw=log)
+    return Board(about, TOPICS, RunState(TOPICS, RUN, "policy"), log=log)
 
 
 def fold_topics(board: Board, log: MemoryLog) -> None:

@@ -41,7 +41,7 @@ def board_over(
     index_of(log, path).close()
     about = RunInfo(name="test", hash=RUN_HASH, folder=str(path), is_live=False, policy="policy")
     state = RunState(TOPICS, RunHash(RUN_HASH), "policy")
-    return Board(about, TOPICS, state, log=log, raw=log, pieces=pieces, explain=explain)
+    return Board(about, TOPICS, state, log=log, pieces=pieces, explain=explain)
 
 
 def long_board(folder: Path, **of: Any) -> Board:

@@ -14,7 +14,7 @@ from tracegrad.consumers.page.board import Board
 from tracegrad.consumers.page.guard import CSP
 from tracegrad.consumers.page.render import STATIC
 
-VIEWED = ("/", "/system", "/data/episodes", "/no-such-view", "/json?of=/", "/static/page.js", "/static/no")
+VIEWED = ("/", "/system", "/episode/ab", "/no-such-view", "/json?of=/", "/static/page.js", "/static/no")
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def board(tmp_path: Path, memory_log: MemoryLog) -> Board:
 async def test_the_url_with_the_token_leads_to_the_page(board: Board) -> None:
     """The token leaves the address bar for a cookie that no script reads and no other site's request carries."""
     async with browser(board, is_let_in=False) as client:
-        answer = await client.get(f"/data/episodes?n=50&token={TOKEN}")
-        assert (answer.status_code, answer.headers["location"]) == (303, "/data/episodes?n=50")
+        answer = await client.get(f"/episode/ab?n=50&token={TOKEN}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/episode/ab?n=50")
         cookie = answer.headers["set-cookie"]
         assert {"HttpOnly", "Path=/", "SameSite=strict"} <= set(cookie.split("; "))
         assert str(PORT) in cookie.split("=")[0]

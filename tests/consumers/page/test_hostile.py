@@ -18,7 +18,7 @@ from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessRepo
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, WeightAck
-from tracegrad.schemas.topics import REGISTRY, Topic
+from tracegrad.schemas.topics import Topic
 
 TEXTS = (
     "plain words",
@@ -85,7 +85,7 @@ def told_step(text: str) -> TrainingStep:
     )
 
 
-PATHS = ["/", "/system", "/data", *(f"/data/{spec.topic.value}" for spec in REGISTRY if spec.public)]
+PATHS = ["/", "/system"]
 
 
 async def pages(folder: Path, text: str) -> dict[str, str]:
@@ -115,6 +115,6 @@ async def test_what_is_asked_for_does_not_become_markup_either(tmp_path: Path, t
     board = new_board(tmp_path, MemoryLog())
     async with browser(board) as client:
         asked = quote(text.encode("utf-8", "replace"), safe="")
-        plain = {one for of in ("/?q=word", "/data/word") for one in Markup((await client.get(of)).text).found}
-        for path in (f"/?q={asked}", f"/data/{asked}", f"/{asked}"):
+        plain = {one for of in ("/?q=word", "/episode/word") for one in Markup((await client.get(of)).text).found}
+        for path in (f"/?q={asked}", f"/episode/{asked}", f"/{asked}"):
             assert set(Markup((await client.get(path)).text).found) <= plain | {("a", ("href",))}, path

@@ -54,6 +54,7 @@ async def test_a_view_that_cannot_be_made_is_sent_as_its_error(board: Board) -> 
 @pytest.mark.parametrize(
     ("of", "instead"),
     [
+        ("/data/episodes", "tracegrad tail TOPIC"),
         ("/task/0123", "file of [tasks] file"),
         ("/?with=other", "tracegrad page NAME"),
         ("/system?a=1&recount=1", "tracegrad audit NAME"),

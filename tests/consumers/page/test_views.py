@@ -17,10 +17,8 @@ from tests.consumers.page.looking import draw
 from tests.memory_log import MemoryLog
 from tests.serving import until
 from tracegrad.consumers.index.build import IndexProgress
-from tracegrad.consumers.page import data
 from tracegrad.consumers.page.board import Board, TopicCount, ViewQuery
 from tracegrad.consumers.page.board_reader import FOLDED, BoardReader
-from tracegrad.consumers.page.data import last_records
 from tracegrad.consumers.page.run import now_of, pays_most
 from tracegrad.consumers.page.system import AccountSum, model, sums_of
 from tracegrad.schemas.errors import UnavailableError
@@ -105,35 +103,6 @@ def test_every_topic_has_its_place_in_the_picture(board: Board) -> None:
     assert sorted(shown) == sorted(Topic)
 
 
-def test_the_last_records_are_the_newest_of_all_partitions(tmp_path: Path) -> None:
-    """And those that every reader leaves out are shown as such."""
-    now = iter(range(1, 100))
-    log = MemoryLog(clock=lambda: float(next(now)))
-    board = new_board(tmp_path, log)
-    for number in range(30):
-        put(log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(number)))
-    put(log, Topic.TRAINING_STEPS, b"no step")
-    board.refusal = lambda topic, record: "unsigned" if record.value == b"no step" else None
-    found = last_records(board, Topic.TRAINING_STEPS, 5)
-    assert [one.where for one in found] == ["0@30", "0@29", "0@28", "0@27", "0@26"]
-    assert (found[0].left_out, found[1].left_out) == ("unsigned", "")
-    assert "undecodable" in found[0].sentence and "step 29" in found[1].sentence
-
-
-@pytest.mark.parametrize(("topic", "num"), [(Topic.TRANSITIONS, 20), (Topic.REWARDS, 200)])
-def test_of_large_records_few_are_shown(board: Board, topic: Topic, num: int) -> None:
-    """A group's tensors: two hundred of them were seconds, and megabytes of a page."""
-    shown = data.model(board, ViewQuery(topic.value, {"n": "200"}))
-    assert (shown["num"], max(shown["counts"])) == (num, num)
-
-
-async def test_a_private_topic_is_no_contract_and_not_shown(board: Board) -> None:
-    """404, and which there are."""
-    async with browser(board) as client:
-        answer = await client.get("/data/episode_events")
-    assert answer.status_code == 404 and "no public topic" in answer.text
-
-
 async def test_htmx_gets_the_part_that_changes(board: Board) -> None:
     """Without the page around it."""
     async with browser(board) as client:
@@ -153,7 +122,7 @@ async def test_a_view_whose_broker_is_not_there_yet_asks_again_by_itself(board: 
 
 
 @pytest.mark.parametrize(
-    "of", ["/", "/learned", "/groups?q=word", "/group/ab", "/episode/ab", "/system", "/data", "/no-such-view"]
+    "of", ["/", "/learned", "/groups?q=word", "/group/ab", "/episode/ab", "/system", "/no-such-view"]
 )
 async def test_each_view_says_why_nothing_new_comes(board: Board, of: str) -> None:
     """In the part that changes, once, as text; and no more once it comes again."""
