@@ -216,7 +216,7 @@ def measure(num: int, path: Path) -> None:
 
 
 def _timed(ask) -> tuple[int, str]:  # type: ignore[no-untyped-def]
-    """(what it says, milliseconds: when first asked, which may make an index, and the median of five times after)."""
+    """(what it says, milliseconds: when first asked, and the median of five times after)."""
     times = []
     for _ in range(6):
         began = time.perf_counter()

@@ -20,8 +20,8 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Kind, Term
 
 from ..episode_facts import FIELDS
-from .fact_indexes import indexed, make_for
 from .file import rows_of
+from .schema import INDEXED
 
 _FEW = 5_000
 """So many rows are looked at, and put in order, in some milliseconds."""
@@ -118,9 +118,7 @@ def condition_of(
 
     SQLite knows no more of a term than how many values its column has; the one that it would choose may hold of all.
     """
-    make_for(connection, _asked(question))
-    known = indexed(connection)
-    sizes = [_size(connection, term, known) for term in question.terms]
+    sizes = [_size(connection, term) for term in question.terms]
     rarest = sizes.index(min(sizes)) if sizes and min(sizes) < _FEW else None
     if is_count and len(sizes) == 1:
         rarest = 0
@@ -136,21 +134,10 @@ def condition_of(
     return " AND ".join(conditions), values, rarest is not None
 
 
-def _asked(question: Question) -> set[str]:
-    """Facts that an index would help to find, or to put in order."""
-    name = question.order_by.lstrip("-")
-    ordered = {name} if name in FIELDS and name not in _WORDS else set[str]()
-    return (ordered | {term.field for term in question.terms if not _is_any_but(term)}) - set(_COLUMNS)
-
-
-def _is_any_but(term: Term) -> bool:
-    """Whether it holds of all but one value, for which no index is used."""
-    return term.op == "!=" and term.value is not None
-
-
-def _size(connection: sqlite3.Connection, term: Term, known: set[str]) -> int:
+def _size(connection: sqlite3.Connection, term: Term) -> int:
     """How many episodes it holds of; _FEW and more are one, and so is what no index tells."""
-    if term.field not in known or _is_any_but(term):
+    is_any_but = term.op == "!=" and term.value is not None
+    if term.field not in (*_COLUMNS, *INDEXED) or is_any_but:
         return _FEW
     condition, values = _condition(term, "e.")
     rows = f"SELECT 1 FROM episodes e WHERE {condition} LIMIT {_FEW}"

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from tracegrad.schemas.records.training import surviving_steps
 
-from .fact_indexes import make_by_group, make_first
 from .file import transaction
+from .schema import INDEX_BY_GROUP, INDEXES
 
 _GROUPS = 2_000
 """Groups of a transaction."""
@@ -46,7 +46,7 @@ class _Step(NamedTuple):
 
 def settle(connection: sqlite3.Connection) -> None:
     """Brings them up to date; makes the indexes where they are not yet."""
-    make_by_group(connection)
+    connection.execute(INDEX_BY_GROUP)
     with transaction(connection):
         _mark_standing(connection)
     while True:
@@ -59,7 +59,8 @@ def settle(connection: sqlite3.Connection) -> None:
             bounds = {"begin": found[0], "end": found[1]}
             connection.execute(_SETTLE, bounds)
             connection.execute("UPDATE groups SET is_dirty = 0 WHERE is_dirty AND n BETWEEN :begin AND :end", bounds)
-    make_first(connection)
+    for statement in INDEXES:
+        connection.execute(statement)
 
 
 def _mark_standing(connection: sqlite3.Connection) -> None:

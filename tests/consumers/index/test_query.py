@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,7 +12,7 @@ from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.index.indexing import index_of
 from tests.house import ROOT
 from tracegrad.consumers.episode_facts import FIELDS, KINDS
-from tracegrad.consumers.index import fact_indexes, query
+from tracegrad.consumers.index import query
 from tracegrad.consumers.index.query import Question, count, find
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Kind, Term, matches, parse
@@ -50,15 +46,13 @@ def some_term(random: Random, rows: list[dict[str, Any]]) -> Term:
     return Term(name, random.choice(OPS if is_compared else OPS[:2]), value)
 
 
-@pytest.mark.parametrize("many", [1, 50_000], ids=lambda many: f"many={many}")
 @pytest.mark.parametrize("few", [1, 3, 5_000], ids=lambda few: f"few={few}")
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_found_is_what_fits(
-    connection: sqlite3.Connection, seed: int, few: int, many: int, monkeypatch: pytest.MonkeyPatch
+    connection: sqlite3.Connection, seed: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All terms of it, whichever index is used or made, in the order asked for; and so many are counted."""
+    """All terms of it, whichever index is used, in the order asked for; and so many are counted."""
     monkeypatch.setattr(query, "_FEW", few)
-    monkeypatch.setattr(fact_indexes, "_MANY", many)
     random = Random(seed)
     rows = list(find(connection, Question(order_by="at")))
     assert len(rows) > 8
@@ -79,49 +73,6 @@ def test_an_order_goes_both_ways_and_what_is_not_known_comes_last(connection: sq
         known = [one for one in told if one not in (None, [])]
         assert known == sorted(known, reverse=bool(sign))
         assert told[: len(known)] == known
-
-
-@pytest.fixture
-def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
-    """Of a run with more episodes than are looked at one by one."""
-    monkeypatch.setattr(fact_indexes, "_MANY", 1)
-    with closing(index_of(memory_log(long_run(tmp_path)), tmp_path / "index")) as connection:
-        yield connection
-
-
-@pytest.mark.parametrize(
-    ("terms", "order_by", "made"),
-    [
-        ("tokens>3 turns=1", "-at", {"tokens", "turns"}),
-        ("service!=shop", "duration_s", {"duration_s"}),
-        ("rules!=none", "-task", {"rules"}),
-        ("reward=1 episode=a* group=b*", "at", set()),
-    ],
-)
-def test_a_fact_that_is_asked_for_gets_an_index(
-    many: sqlite3.Connection, terms: str, order_by: str, made: set[str]
-) -> None:
-    """Where one helps."""
-    before = fact_indexes.indexed(many)
-    list(find(many, Question(terms=parse(terms, KINDS), order_by=order_by)))
-    assert fact_indexes.indexed(many) - before == made
-
-
-def test_a_question_waits_for_no_writer_to_make_an_index(many: sqlite3.Connection, tmp_path: Path) -> None:
-    """It looks at each episode then, and makes it the next time; a later wait is as long as ever."""
-    question = Question(terms=parse("tokens>0", KINDS))
-    (patience,) = many.execute("PRAGMA busy_timeout").fetchone()
-    with closing(sqlite3.connect(tmp_path / "index" / "index.sqlite", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        began = time.monotonic()
-        found = count(many, question)
-        assert time.monotonic() - began < patience / 2_000
-        assert found > 8
-        assert "tokens" not in fact_indexes.indexed(many)
-    assert count(many, question) == found
-    assert "tokens" in fact_indexes.indexed(many)
-    assert many.execute("PRAGMA busy_timeout").fetchone() == (patience,)
-    assert patience > 0
 
 
 def test_times_and_a_limit_bound_what_is_found(connection: sqlite3.Connection) -> None:
