@@ -1,8 +1,8 @@
 """Records of any topic as people read them: decoded, one line, or every field as JSON.
 
-In: a record and the registry's topic. Out: a short sentence, or builtins for JSON. Invariant: nothing raises; what
+In: a record and the registry's topic. Out: its fields in a line, or builtins for JSON. Invariant: nothing raises; what
 cannot be decoded is shown as such with its size. This is where a person asks to see content, so content is shown
-(cut in the sentence, whole in JSON); it never goes to a log.
+(cut in the line, whole in JSON); it never goes to a log.
 """
 
 from __future__ import annotations
@@ -32,42 +32,17 @@ from tracegrad.schemas.log.made_of import (
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.otlp.read import decode_logs, decode_spans, service_of, spans_of
 from tracegrad.schemas.reasons import reason_text
-from tracegrad.schemas.records.calls import (
-    LLM_CALLS,
-    CallEnded,
-    CallOpen,
-    CallRecord,
-    CallsClosed,
-    LlmCall,
-    UpstreamCall,
-)
+from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.records.episodes import (
-    CLOSED,
-    EPISODE_SCORES,
-    EPISODES,
-    ClosedMarker,
-    EmittedEpisode,
-    Episode,
-    Score,
-)
-from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
-from tracegrad.schemas.records.held_out import HeldOutPass
-from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
-from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES
+from tracegrad.schemas.records.facts import EPISODE_EVENTS
+from tracegrad.schemas.records.process_status import PROCESS_STATUS
+from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
-from tracegrad.schemas.records.training import (
-    ADVANTAGES,
-    TRAINING_STEPS,
-    GroupAdvantages,
-    GroupsGivenBack,
-    TrainingStep,
-)
-from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
+from tracegrad.schemas.records.training import ADVANTAGES, TRAINING_STEPS
+from tracegrad.schemas.records.transitions import GroupSummary, decode_group
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS
 from tracegrad.schemas.topics import Topic
-
-from .held_out import held_out_of, held_out_text
 
 _CUT = 60
 
@@ -76,12 +51,7 @@ def as_text(topic: Topic, record: Record) -> str:
     """One line: where it lies, its key, what it says."""
     where = f"{record.partition}@{record.offset}"
     key = (record.key or b"").decode("utf-8", "replace")
-    return f"{where:>10} {key[:32]:32} {sentence_of(topic, record)}"
-
-
-def sentence_of(topic: Topic, record: Record) -> str:
-    """One line: what it says, and what it was made of."""
-    return f"{_sentence(topic, record)}{_origin(record)}".replace("\n", " ")
+    return f"{where:>10} {key[:32]:32} {_line(topic, record)}{_origin(record)}".replace("\n", " ")
 
 
 def as_json(topic: Topic, record: Record) -> dict[str, Any]:
@@ -141,7 +111,7 @@ def _numbers(name: str, value: Any) -> Any:
     return value
 
 
-def _sentence(topic: Topic, record: Record) -> str:
+def _line(topic: Topic, record: Record) -> str:
     try:
         decoded = _decoded(topic, record)
     except RecordError as error:
@@ -153,7 +123,9 @@ def _sentence(topic: Topic, record: Record) -> str:
             return f"{sum(len(s.log_records) for r in decoded.resource_logs for s in r.scope_logs)} log records"
         case Record():
             return _dead(decoded)
-    return _describe(decoded)
+        case (GroupSummary() as summary, list() as rows):
+            return f"{_fields(summary)} rows={len(rows)}"
+    return _fields(decoded)
 
 
 def _origin(record: Record) -> str:
@@ -178,90 +150,18 @@ def _cut(text: str | None) -> str:
     return flat if len(flat) <= _CUT else flat[: _CUT - 3] + "..."
 
 
-def _advantages(told: GroupAdvantages) -> str:
-    means = [call.mean for call in told.calls]
-    between = f", {min(means):+.3f} to {max(means):+.3f}" if means else ""
-    return f"step {told.step}: group {told.group_id}, {len(means)} calls{between}"
-
-
-def _describe(value: Any) -> str:
-    match value:
-        case CallRecord() | CallOpen() | CallEnded() | CallsClosed() | UpstreamCall():
-            return _call(value)
-        case Reward():
-            given = f"unscored, {value.reason}" if value.value is None else value.value
-            return f"{value.name} = {given} ({value.source})"
-        case Score():
-            return f"of {value.key}: {_describe(value.reward)}"
-        case EmittedEpisode():
-            return f"of {value.key}: episode {value.episode_id} is on the log"
-        case RolloutEvent():
-            error = f": {_cut(value.error)}" if value.error else ""
-            return f"attempt {value.attempt_id} {value.state}{' (final)' if value.is_final else ''}{error}"
-        case RolloutRequest():
-            return f"{value.purpose} task {value.task_id}, group {value.group.index} member {value.group.member}"
-        case Facts():
-            kinds = [type(fact).__name__.removesuffix("Fact").lower() for fact in value.facts]
-            return f"{len(kinds)} facts of {value.episode_id}: {', '.join(sorted(set(kinds)))}"
-        case Close():
-            return f"close {value.episode_id}: {value.reason}"
-        case ClosedMarker():
-            return f"closed {value.id}: {value.disposition}"
-        case Episode():
-            reward = f"unscored ({value.unscored})" if value.reward is None else f"reward {value.reward:g}"
-            tools = f"{value.num_tools_succeeded}/{value.num_tools} tools"
-            return f"{value.purpose} {value.state}, {len(value.calls)} calls, {tools}, {reward}, by {value.closed_by}"
-        case (GroupSummary() as summary, list() as rows):
-            return _group(summary, rows)
-        case GroupAdvantages():
-            return _advantages(value)
-        case TrainingStep():
-            return f"step {value.step} -> version {value.version}, reward {value.reward}, {value.num_tokens} tokens"
-        case GroupsGivenBack():
-            return f"step {value.step} goes on: {len(value.group_ids)} groups without spread given back"
-        case ProcessReport():
-            return f"{value.process}: pid {value.pid}, {len(value.counters)} counters"
-        case SupervisedProcess():
-            restarts = f", {value.num_restarts} restarts" if value.num_restarts else ""
-            return f"{value.process}: {value.state}{restarts}"
-        case EpochClaim():
-            return f"epoch {value.epoch} claimed by {value.trainer_id}"
-        case VersionManifest():
-            return f"version {value.label} ({value.kind}) at {value.uri}"
-        case HeldOutPass():
-            return _held_out(value)
-        case WeightAck():
-            return f"{value.engine_id} serves {value.label}, loaded in {value.load_s:.3f} s"
-        case _:
-            return type(value).__name__
-
-
-def _call(value: LlmCall) -> str:
-    match value:
-        case CallOpen():
-            return f"call {value.call_id} is in flight"
-        case CallEnded():
-            return f"call {value.call_id} ended: {value.reason or value.outcome}"
-        case CallsClosed():
-            return f"calls closed: {len(value.outcomes)}"
-        case UpstreamCall():
-            return f"{value.model} by {value.upstream}, status {value.status}, {value.sampled_tokens or '?'} tokens"
-    tools = ", ".join(f"{call.name}({_cut(call.arguments)})" for call in value.tool_calls)
-    versions = ",".join(span.label for span in value.versions)
-    said = tools or repr(_cut(value.content))
-    return f"call {value.num_sampled} tokens by {versions}, {value.finish_reason}: {said}"
-
-
-def _group(summary: GroupSummary, rows: list[SegmentRow]) -> str:
-    rewards = " ".join("-" if member.reward is None else f"{member.reward:g}" for member in summary.members)
-    tokens = sum(int(row.loss_mask.sum()) for row in rows)
-    return f"group {summary.group_index}: {len(rows)} segments, {tokens} trained tokens, rewards {rewards}"
-
-
-def _held_out(value: HeldOutPass) -> str:
-    if value.score is None:
-        return f"held-out pass {value.number} of step {value.step} begins: {value.num_tasks} tasks"
-    return f"held-out pass {value.number} of step {value.step}: {held_out_text(held_out_of(value))}"
+def _fields(value: msgspec.Struct) -> str:
+    """What it is, and `name=value` of each field that says more than its default, but for token ids and their like; of
+    a long list how many it has."""
+    words = [type(value).__name__]
+    for field in msgspec.structs.fields(value):
+        held = getattr(value, field.name)
+        if held in (None, {}, field.default) or isinstance(held, bytes):
+            continue
+        text = held if isinstance(held, str) else msgspec.json.encode(held).decode()
+        is_many = len(text) > _CUT and isinstance(held, tuple | list)
+        words.append(f"{field.name}={len(held) if is_many else _cut(text)}")
+    return " ".join(words)
 
 
 def _spans(request: ExportTraceServiceRequest) -> str:

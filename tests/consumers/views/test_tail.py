@@ -11,12 +11,13 @@ from tests.consumers.audit.small_run import small_run
 from tests.streams.make import TOPICS
 from tracegrad.consumers.views.tail import as_json, as_text
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic
 
 
 def test_every_topic_is_decoded() -> None:
-    """A sentence and JSON of each record of a whole run."""
+    """A line and JSON of each record of a whole run."""
     for topic, records in small_run().log.items():
         for record in records:
             line = as_text(topic, record)
@@ -33,8 +34,20 @@ def test_ids_and_logprobs_are_numbers_in_json() -> None:
     assert value["sampled_ids"] == [3, 4] and value["logprobs"] == [-0.5, -0.5]
 
 
+def test_a_line_has_the_fields_that_say_more_than_their_default() -> None:
+    """By their names, behind what the record is; texts are cut, long lists counted, and no bytes are shown."""
+    record = small_run().log[Topic.LLM_CALLS][0]
+    call = msgspec.structs.replace(LLM_CALLS.decode(record.value), content="word \n" * 99)
+    line = as_text(Topic.LLM_CALLS, msgspec.structs.replace(record, value=LLM_CALLS.encode(call)))
+    assert " CallRecord " in line and f" call_id={call.call_id} " in line and " finish_reason=stop " in line
+    assert f" content={('word ' * 12)[:57]}... " in line
+    assert "sampled_ids" not in line and "conversation" not in line and "schema" not in line
+    group = small_run().log[Topic.TRANSITIONS][0]
+    assert " members=2 " in as_text(Topic.TRANSITIONS, group) and " rows=2" in as_text(Topic.TRANSITIONS, group)
+
+
 def test_of_what_a_record_was_made_is_shown() -> None:
-    """Counted in the sentence, in full in JSON; a header that says nothing stays the text that it is."""
+    """Counted in the line, in full in JSON; a header that says nothing stays the text that it is."""
     log = small_run().log
     episode, group = log[Topic.EPISODES][0], log[Topic.TRANSITIONS][0]
     counts = "3 llm_calls, 1 otlp_spans, 1 rewards, 2 rollout_events"
