@@ -76,24 +76,6 @@ def announce(file: Path, url: str, *, run: str, process: str) -> None:
     write_atomically(file, json.dumps([{"targets": [parts.netloc], "labels": labels}]).encode() + b"\n")
 
 
-def scrape_line(folder: Path, run: str) -> str:
-    """What Prometheus' settings need to find a run's processes."""
-    return f"file_sd_configs: [{{files: {json.dumps([str(target_file(folder, run, '*'))])}, refresh_interval: 5s}}]"
-
-
-def announced(folder: Path, run: str) -> list[tuple[str, str]]:
-    """The targets of a run now: process and URL; a file that is going or that nobody can read tells none."""
-    found = []
-    for file in sorted(folder.glob(target_file(folder, run, "*").name)):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            for one in json.loads(file.read_bytes()):
-                labels = one["labels"]
-                if labels["run"] == run:
-                    base = f"{labels.get('__scheme__', 'http')}://{one['targets'][0]}"
-                    found.append((labels["process"], base + labels.get("__metrics_path__", "/metrics")))
-    return found
-
-
 def withdraw(file: Path) -> None:
     """Its port may soon be another program's."""
     with contextlib.suppress(OSError):

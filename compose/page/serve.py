@@ -17,7 +17,6 @@ from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
 
 from ..loopback import LOOPBACK
-from ..metrics.endpoint import announced, scrape_line
 from ..run.session import run_state
 from ..run.wiring import Wiring
 from .page_broker import keep_broker
@@ -51,8 +50,6 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         log=wiring.log() if is_live else None,
         pieces=pieces_of(wiring),
         explain=explain_by(wiring),
-        targets=lambda: announced(wiring.run_dir.metrics, wiring.record.name),
-        scrape=scrape_line(wiring.run_dir.metrics, wiring.record.name),
     )
 
 

@@ -105,8 +105,6 @@ class Board:
         log: Log | None = None,
         pieces: Callable[[Sequence[int]], list[str]] | None = None,
         explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
-        targets: Callable[[], Sequence[tuple[str, str]]] = tuple,
-        scrape: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -114,13 +112,10 @@ class Board:
             log: what verifies of the run's log; None until its broker answers.
             pieces: token ids to the text of each, by the policy's tokenizer, if one is at hand.
             explain: an episode, and what was said behind its close, to what its calls are worth by the run's rules.
-            targets: (process, URL) of the metrics of the run's processes now.
-            scrape: what Prometheus' settings need to find them, at each start anew.
         """
         self.about, self.topics, self.state = about, topics, state
         self.opened = log
         self.pieces, self.explain = pieces, explain
-        self.targets, self.scrape = targets, scrape
         self.lock = threading.RLock()
         self.running: BoundedMap[str, int] = BoundedMap(_RUNNING)
         """Attempt at work -> when it began, unix ms."""

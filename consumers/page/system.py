@@ -67,7 +67,6 @@ class AuditSummary(msgspec.Struct, frozen=True):
 def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
     """What the template shows."""
     audited = audited_of(Path(board.about.folder))
-    targets = board.targets() if board.about.is_live else ()
     with board.lock:
         state, counts = board.state, board.counts
         processes = list(process_rows(state, is_live=board.about.is_live))
@@ -84,8 +83,6 @@ def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
             "num_told": board.dead_letters.total(),
             "excluded": sorted(newest.accounting.excluded.items(), key=lambda item: -item[1]) if newest else [],
             "sums": sums_of(newest, counts.get(Topic.TRANSITIONS), board.begin_of(Topic.TRANSITIONS)),
-            "targets": targets,
-            "scrape": board.scrape,
             "audited": {} if audited is None or board.about.is_live else _audited_sums(audited),
             "num_missing": audited.num_missing if audited else 0,
         }

@@ -203,14 +203,6 @@
     rows.replaceChildren(table);
   }
 
-  // -- copy buttons --
-  document.addEventListener("click", async (event) => {
-    const button = event.target.closest("[data-copy]");
-    if (!button) return;
-    const text = document.getElementById(button.dataset.copy).textContent;
-    try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch { button.textContent = "Not allowed here"; }
-    setTimeout(() => { button.textContent = "Copy"; }, 2000);
-  });
   document.addEventListener("htmx:afterSettle", () => { tag = ""; wait(POLL_MS); refresh(); });
 
   wait(POLL_MS);

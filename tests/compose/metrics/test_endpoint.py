@@ -15,7 +15,7 @@ import pytest
 
 from tests.compose.metrics.prometheus import needs_prometheus, promtool
 from tracegrad.compose.metrics import endpoint
-from tracegrad.compose.metrics.endpoint import announce, announced, scrape_line, serving_metrics, target_file
+from tracegrad.compose.metrics.endpoint import announce, serving_metrics, target_file
 from tracegrad.compose.metrics.exposition import exposition
 from tracegrad.schemas.metrics import CALLS, DEAD_LETTERS, LAG, SPLICES, Counter, Gauge, Metrics, declared
 
@@ -160,16 +160,16 @@ def test_promtool_finds_no_fault_with_any_metric() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_targets_of_a_run_are_told_and_those_of_another_are_not(tmp_path: Path) -> None:
-    """With the path where it is not the usual one; a file that is damaged tells none."""
+def test_a_target_is_told_with_what_prometheus_must_know_of_it(tmp_path: Path) -> None:
+    """Its run and process; scheme and path where they are not the usual ones."""
     announce(target_file(tmp_path, "mine", "llm"), "http://127.0.0.1:1", run="mine", process="llm")
     announce(target_file(tmp_path, "mine", "engine"), "https://gpu:8000/base", run="mine", process="engine")
-    announce(target_file(tmp_path, "mine.too", "llm"), "http://127.0.0.1:2", run="mine.too", process="llm")
-    for number, text in enumerate(("", "[{}]", "[1]", '[{"labels": {"run": "mine"}, "targets": []}]', "\xff")):
-        target_file(tmp_path, "mine", f"broken-{number}").write_text(text)
-    assert announced(tmp_path, "mine") == [
-        ("engine", "https://gpu:8000/base/metrics"),
-        ("llm", "http://127.0.0.1:1/metrics"),
-    ]
-    line = scrape_line(tmp_path, "mine")
-    assert line == f'file_sd_configs: [{{files: ["{tmp_path}/mine.*.json"], refresh_interval: 5s}}]'
+    told = {file.name: json.loads(file.read_bytes()) for file in tmp_path.iterdir()}
+    usual = {"run": "mine", "process": "llm", "instance": "mine/llm"}
+    other = {"run": "mine", "process": "engine", "instance": "mine/engine"}
+    assert told == {
+        "mine.llm.json": [{"targets": ["127.0.0.1:1"], "labels": usual}],
+        "mine.engine.json": [
+            {"targets": ["gpu:8000"], "labels": {**other, "__scheme__": "https", "__metrics_path__": "/base/metrics"}}
+        ],
+    }
