@@ -203,10 +203,6 @@ class Board:
             return self.about.is_live or not self.is_indexed
         return progress.num_read < progress.num_records
 
-    def begin_of(self, topic: Topic) -> int:
-        """How many records a topic has lost to retention, as far as is known."""
-        return sum(at.begin for at in self.ends.get(topic, {}).values())
-
     def fold(self, record: Record) -> None:
         """Takes a record; the caller holds the lock."""
         topic = self._names.get(record.topic)

@@ -17,10 +17,10 @@ from tests.consumers.page.looking import draw
 from tests.memory_log import MemoryLog
 from tests.serving import until
 from tracegrad.consumers.index.build import IndexProgress
-from tracegrad.consumers.page.board import Board, TopicCount, ViewQuery
+from tracegrad.consumers.page.board import Board, ViewQuery
 from tracegrad.consumers.page.board_reader import FOLDED, BoardReader
 from tracegrad.consumers.page.run import now_of, pays_most
-from tracegrad.consumers.page.system import AccountSum, model, sums_of
+from tracegrad.consumers.page.system import model
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
@@ -69,32 +69,6 @@ def test_agents_at_work_are_those_of_the_run_that_have_not_ended(board: Board, m
         put(memory_log, Topic.ROLLOUT_EVENTS, event(rollout, state))
     fold_topics(board, memory_log)
     assert (now_of(board).num_running, now_of(board).concurrency) == (1, 8)
-
-
-def test_accounts_are_green_only_when_they_add_up() -> None:
-    """Consumed by the ledger, and where the trainer stands on `transitions`, of which retention took ten."""
-    accounting = Accounting(consumed=7, trained=5, excluded={"stale": 2}, duplicates=1)
-    newest = replace(step(1), accounting=accounting, next_offset=8)
-    on_topic = TopicCount(num=2, per_s=None, lag={})
-    sums = sums_of(newest, on_topic, begin=10)
-    assert sums == {
-        "groups consumed": AccountSum(7, {"trained": 5, "excluded: stale": 2}),
-        "groups on transitions": AccountSum(12, {"consumed": 7, "read again": 1, "waiting": 4}),
-    }
-    assert all(one.holds for one in sums.values())
-    wrong = replace(newest, accounting=replace(accounting, trained=4))
-    assert not sums_of(wrong, None, begin=0)["groups consumed"].holds
-    assert sums_of(None, on_topic, begin=0) == {}
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"calls": 1}', "[]", "\xff"])
-def test_an_audit_that_cannot_be_read_is_left_out(tmp_path: Path, memory_log: MemoryLog, text: str) -> None:
-    """It is of another release, or half written."""
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "audit.json").write_text(text, encoding="latin-1")
-    board = new_board(tmp_path, memory_log, is_live=False)
-    assert model(board, ViewQuery())["audited"] == {}
-    assert "No audit was made when it ended" in draw(board, "/system")
 
 
 def test_every_topic_has_its_place_in_the_picture(board: Board) -> None:
