@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -56,12 +55,11 @@ def chat(
             f"run {wiring.record.name} has no [agent] that could be asked; speak to its gateway: `tracegrad env`"
         )
     agent = with_folder(agent, folder) if folder is not None else agent
-    width = None if as_json else shutil.get_terminal_size().columns
     with ExitStack() as open_:
         sides, url, token, is_ours = _sides(wiring, version, before, open_)
         relay = open_.enter_context(Relay(url, token, lambda turn: talk.show_turn(turn), greedy=is_ours))
         asked = ChatAgent(agent, relay.base_url, relay.key, os.environ)
-        talk = Talk(asked, relay, sides, echo, width=width)
+        talk = Talk(asked, relay, sides, echo, is_json=as_json)
         is_answered = True
         for text in [question] if question is not None else _questions(" and ".join(one.name for one in sides)):
             is_answered = talk.ask(text)

@@ -19,7 +19,7 @@ import pytest
 from tracegrad.compose.chat.agent import ChatAgent, with_folder
 from tracegrad.compose.chat.engine import folder_of
 from tracegrad.compose.chat.relay import Relay, Turn, said, tool_results
-from tracegrad.compose.chat.talk import Reply, Side, Talk, reply_lines, side_by_side
+from tracegrad.compose.chat.talk import Side, Talk
 from tracegrad.compose.files import write_record
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.session import run_state
@@ -100,14 +100,14 @@ def model() -> Iterator[Model]:
     one.server.server_close()
 
 
-def talk(tmp_path: Path, model: Model, questions: list[str], *, width: int | None = 80, sides: int = 1) -> list[str]:
+def talk(tmp_path: Path, model: Model, questions: list[str], *, is_json: bool = False, sides: int = 1) -> list[str]:
     """What a person sees of the questions."""
     (tmp_path / "agent.py").write_text(AGENT)
     agent = AgentConfig(callable=f"{tmp_path / 'agent.py'}:solve", cwd=str(tmp_path), python=sys.executable)
     lines: list[str] = []
     asked = [Side(name=f"version {number}", version=number, choose=lambda: None) for number in range(sides)]
     with Relay(model.url, "theirs", lambda turn: one.show_turn(turn), greedy=True) as relay:
-        one = Talk(ChatAgent(agent, relay.base_url, relay.key, {}), relay, asked, lines.append, width=width)
+        one = Talk(ChatAgent(agent, relay.base_url, relay.key, {}), relay, asked, lines.append, is_json=is_json)
         for question in questions:
             one.ask(question)
     return lines
@@ -173,20 +173,17 @@ def test_a_file_below_the_agents_folder_stays_below_it(tmp_path: Path, folder: s
     assert with_folder(beside, tmp_path / folder).callable == f"{tmp_path}/{folder}/agent.py:solve"
 
 
-def test_two_versions_stand_side_by_side_where_there_is_room(tmp_path: Path, model: Model) -> None:
-    """Else one below the other; no line is wider than the terminal."""
-    wide = talk(tmp_path, model, ["14 by 2?"], sides=2)
-    assert wide[0].split() == ["version", "0", "version", "1"]
-    assert wide[2].count('calc({"expr": "14*2"})') == 2
-    assert max(map(len, wide)) <= 80
-    narrow = talk(tmp_path, model, ["14 by 2?"], sides=2, width=40)
-    assert [line for line in narrow if line.endswith(":")] == ["version 0:", "version 1:"]
-    assert side_by_side(["a", "b"], [["x " * 40], ["y"]], 70)[2].endswith("   y")
+def test_two_versions_are_told_one_below_the_other(tmp_path: Path, model: Model) -> None:
+    """Each under its name, with the same lines."""
+    lines = talk(tmp_path, model, ["14 by 2?"], sides=2)
+    half = len(lines) // 2
+    assert (lines[0], lines[half]) == ("version 0:", "version 1:")
+    assert lines[1:half] == lines[half + 1 :] and lines[1] == '  calc({"expr": "14*2"})'
 
 
 def test_json_is_a_line_a_turn_and_one_an_answer(tmp_path: Path, model: Model) -> None:
     """Of each version."""
-    told = [json.loads(line) for line in talk(tmp_path, model, ["14 by 2?"], width=None, sides=2)]
+    told = [json.loads(line) for line in talk(tmp_path, model, ["14 by 2?"], is_json=True, sides=2)]
     assert [(one["kind"], one["version"]) for one in told] == [
         (kind, version) for version in (0, 1) for kind in ("tool_call", "tool_result", "text", "answer")
     ]
@@ -209,12 +206,37 @@ def test_what_is_no_chat_completion_tells_nothing(odd: Any) -> None:
     assert said(odd) == [] == tool_results(odd)
 
 
-def test_text_that_is_no_answer_is_shown_besides() -> None:
+class Scripted:
+    """An agent of which the model says these texts, and which makes this of them; and its relay."""
+
+    def __init__(self, texts: list[str], answer: str | None) -> None:
+        self.texts, self.answer, self.lines = texts, answer, list[str]()
+        side = Side(name="one", version=1, choose=lambda: None)
+        self.talk = Talk(self, self, [side], self.lines.append, is_json=False)  # type: ignore[arg-type]
+
+    def new_conversation(self) -> None:
+        """As Relay."""
+
+    def ask(self, question: str) -> str | None:
+        """As ChatAgent."""
+        for text in self.texts:
+            self.talk.show_turn(Turn(kind="text", text=text))
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("texts", "answer", "told"),
+    [
+        (["I think", "25"], "25", ["  I think", "answer: 25"]),
+        (["I think", "25"], "x", ["  I think", "  25", "answer: x"]),
+        ([], None, ["no answer: the agent gave up"]),
+    ],
+)
+def test_text_that_is_no_answer_is_shown_besides(texts: list[str], answer: str | None, told: list[str]) -> None:
     """An agent may make of it what it likes."""
-    turns = [Turn(kind="text", text="I think"), Turn(kind="text", text="25")]
-    assert reply_lines(Reply(turns=turns, answer="25")) == ["  I think", "answer: 25"]
-    assert reply_lines(Reply(turns=turns, answer="x")) == ["  I think", "  25", "answer: x"]
-    assert reply_lines(Reply())[-1] == "no answer: the agent gave up"
+    scripted = Scripted(texts, answer)
+    assert scripted.talk.ask("?") is (answer is not None)
+    assert scripted.lines == told
 
 
 def reported(wiring: Wiring, version: int, folder: str) -> None:
