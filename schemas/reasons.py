@@ -1,7 +1,7 @@
 """Every reason for which something is left out: where it is seen, a sentence for people, and what to do.
 
 In: a word, as records, dead letters and metrics hold it. Out: its words. A member's docstring is its row of
-docs/reasons.md (compose/metrics/reasons_page.py): `where it is seen: the sentence -> the remedy`.
+docs/reasons.md (tests/reference/reasons.py): `where it is seen: the sentence -> the remedy`.
 Invariant: whatever is raised or counted with a reason has a member here; what it writes are the same bytes as before
 there was one. Failure: none; a word of a later release, or of a user's own, is shown as it is.
 """

@@ -14,10 +14,8 @@ from collections.abc import Sequence
 import msgspec
 from confluent_kafka.cimpl import NewTopic
 
-from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, VOUCHED
-from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, REGISTRY, Topic, Topics
 
 from .client_settings import TAIL_GROUP, KafkaConfig
 from .log import KafkaLog
@@ -151,46 +149,3 @@ def check_feedback_wait(log: KafkaLog, topics: Topics, wait_s: float) -> None:
             )
         if name not in found:
             logger.warning("nobody may describe topic %r: that it outlives [feedback] wait_s is not checked", name)
-
-
-def topics_markdown() -> str:
-    """The text of docs/topics.md; a test keeps the file equal to it."""
-    lines = [
-        "# Topics",
-        "",
-        "Generated from `schemas/topics.py` by `python -m tracegrad.compose.kafka.topic_admin`; do not edit.",
-        "",
-        "Raw topics are shared by all runs and named `<prefix><topic>` (renamable in `[kafka.topics]`); the others",
-        "belong to a run, `<prefix><run>.<topic>`. Consumer groups are `<prefix><run>.<stage>`, stages "
-        + ", ".join(f"`{stage}`" for stage in Stage)
-        + ".",
-        f"`max.message.bytes` is {MAX_MESSAGE_BYTES}, or as the last column says; `[kafka.max_message_bytes]` sets it.",
-        "Private topics may change between releases. Scripts that read them and import nothing of ours:",
-        "[examples/taps](../examples/taps).",
-        f"A record of {', '.join(f'`{topic}`' for topic in Topic if topic in SIGNED)} counts only with the header",
-        f"`{MAC_HEADER}`: a run's hash, a colon, and in hex the HMAC-SHA256 by its key (`key.json` in its folder)",
-        "over `tracegrad/record/1`, the topic's name in this table, the key and the value, each of these three",
-        "after its length in 4 bytes, big-endian (`ffffffff` for none). The run is the topic's, on a raw topic that of",
-        f"the rollout in the key. On {', '.join(f'`{topic}`' for topic in sorted(VOUCHED))} our gateways' bear it;",
-        f"in any other `{PROVED_BY}` on a resource, which says whose its spans are, is text, and no call is one of a",
-        "runner's rollout.",
-        f"Equal partition counts: {', '.join(f'`{topic}`' for topic in CO_PARTITIONED)}.",
-        "",
-        "| topic | scope | key | value | written by | read by | partitions | settings |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    counts = {"run": f"run's (default {KafkaConfig().partitions})", "policies": "one per policy", "one": "1"}
-    for spec in REGISTRY:
-        scope = ("raw" if spec.raw else "run") + ("" if spec.public else ", private")
-        own = {} if spec.max_message_bytes == MAX_MESSAGE_BYTES else {"max.message.bytes": str(spec.max_message_bytes)}
-        settings = ", ".join(f"`{name}={value}`" for name, value in sorted({**own, **spec.settings}.items()))
-        key = (spec.key.__doc__ or "").splitlines()[0]
-        cells = [f"`{spec.topic}`", scope, key, spec.value, spec.written_by, spec.read_by, counts[spec.partitions]]
-        lines.append("| " + " | ".join([*cells, settings]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.stdout.write(topics_markdown())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.house import FILES, ROOT, name_of, tree_of
-from tracegrad.compose.metrics.reasons_page import reasons_markdown
+from tests.reference.reasons import reasons_markdown
 from tracegrad.schemas.reasons import Reason, Row, reason_text, row_of
 from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -33,7 +33,7 @@ def literals(path: Path) -> Iterator[str]:
 
 
 def test_the_page_is_generated_from_the_table() -> None:
-    """docs/reasons.md: run `python -m tracegrad.compose.metrics.reasons_page > docs/reasons.md`."""
+    """docs/reasons.md: run `python -m tests.reference.reasons > docs/reasons.md`."""
     assert (ROOT / "docs" / "reasons.md").read_text() == reasons_markdown()
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.reference.topics import topics_markdown
 from tracegrad.compose.kafka.client_settings import KafkaConfig
-from tracegrad.compose.kafka.topic_admin import CO_PARTITIONED, plan_topics, topics_markdown
+from tracegrad.compose.kafka.topic_admin import CO_PARTITIONED, plan_topics
 from tracegrad.schemas import keys
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
@@ -146,5 +147,5 @@ def test_keys_are_the_ids_as_text() -> None:
 
 
 def test_page_is_the_registry() -> None:
-    """docs/topics.md is generated: run `python -m tracegrad.compose.kafka.topic_admin > docs/topics.md`."""
+    """docs/topics.md is generated: run `python -m tests.reference.topics > docs/topics.md`."""
     assert (ROOT / "docs" / "topics.md").read_text() == topics_markdown()

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 from typer.testing import CliRunner
 
+from tests.reference.algorithms import algorithms_markdown
 from tracegrad.compose.cli import app
-from tracegrad.compose.run.algorithms import algorithms_markdown
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.trainer.algorithm.recipes import RECIPES
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_is_what_the_records_say() -> None:
-    """Else: python -m tracegrad.compose.run.algorithms > docs/algorithms.md."""
+    """Else: python -m tests.reference.algorithms > docs/algorithms.md."""
     assert (ROOT / "docs" / "algorithms.md").read_text() == algorithms_markdown()
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.reference.settings import settings_markdown
 from tracegrad.compose.cli.common import help_of
-from tracegrad.compose.run.settings import RunSettings, settings_markdown
+from tracegrad.compose.run.settings import RunSettings
 from tracegrad.schemas.reasons import Reason, row_of
 from tracegrad.schemas.section import Section, section_of
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_is_generated_from_the_records() -> None:
-    """docs/settings.md: run `python -m tracegrad.compose.run.settings > docs/settings.md`."""
+    """docs/settings.md: run `python -m tests.reference.settings > docs/settings.md`."""
     assert (ROOT / "docs" / "settings.md").read_text() == settings_markdown()
 
 

@@ -1,4 +1,4 @@
-"""docs/reasons.md, made of the reasons: `python -m tracegrad.compose.metrics.reasons_page > docs/reasons.md`.
+"""docs/reasons.md, made of the reasons: `python -m tests.reference.reasons > docs/reasons.md`.
 
 In: nothing. Out: the page. Failure: none.
 """

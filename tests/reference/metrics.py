@@ -1,14 +1,15 @@
-"""docs/metrics.md, made of the declarations: `python -m tracegrad.compose.metrics.reference > docs/metrics.md`."""
+"""docs/metrics.md, made of the declarations: `python -m tests.reference.metrics > docs/metrics.md`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from tracegrad.schemas.metrics import Counter, Metric, by_owner
 
 _INTRO = """# Metrics
 
-Generated from `schemas/metrics/` by `python -m tracegrad.compose.metrics.reference`; do not edit.
+Generated from `schemas/metrics/` by `python -m tests.reference.metrics`; do not edit.
 
 What each process of a run counts since it started. The name is Prometheus'; `process_status`, `tracegrad status --json`
 and the processes' logs have the one in the last column. A label has at most 100 values, of 100 characters; more are
@@ -57,6 +58,4 @@ def metrics_markdown() -> str:
 
 
 if __name__ == "__main__":
-    import sys
-
     sys.stdout.write(metrics_markdown())
