@@ -238,7 +238,8 @@ def _result(body: Item, flaws: set[Reason]) -> ChatMessage:
 
 
 def _is_hidden(text: object) -> bool:
-    return isinstance(text, str) and text.startswith(_PLACEHOLDERS)
+    # A Collector's redaction processor puts **** in the place of each line where it masks all of an attribute.
+    return isinstance(text, str) and (text.startswith(_PLACEHOLDERS) or set(text.split()) == {"****"})
 
 
 def _kind(word: object) -> str:

@@ -37,10 +37,11 @@ def _of_request(value: object, *, is_raw: bool) -> CallContent:
         return CallContent(prompt=read_messages(value))
     instructions = [system_message(body.get(key)) for key in ("instructions", "system")]
     said = [read_messages(body.get("messages") or None), read_messages(body.get("input") or None, role="user")]
-    model = text_of(body.get("model"))
+    # Instructions alone are a prompt of which the rest was deleted, as by a Collector.
+    model, is_elsewhere = text_of(body.get("model")), any(body.get(key) for key in _ELSEWHERE)
     is_whole = is_raw and model and "functions" not in body and not body.get("tools")
     return CallContent(
-        prompt=MessageReading() if any(body.get(key) for key in _ELSEWHERE) else in_order(instructions + said),
+        prompt=MessageReading() if is_elsewhere or said == [MessageReading()] * 2 else in_order(instructions + said),
         tools=() if is_whole else read_tools(body.get("tools"), is_raw=is_raw),
         model=model,
         sampling=sampling_of(body),
