@@ -28,7 +28,7 @@ ROOMS = (
 )
 YOURS = {
     *("my_agent.py", "agent.py", "file.py", "tasks.jsonl", "train.jsonl.gz", "eval.jsonl", "tracegrad.toml"),
-    *("feedback_client.py", "strict.py"),
+    *("feedback_client.py", "strict.py", "history.toml", "tools.json", "rewards.jsonl"),
 }
 """Files of the reader's own, or that a command beside them makes."""
 MADE = {
