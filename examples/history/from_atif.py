@@ -1,11 +1,12 @@
 """Turns trajectories in ATIF, as Harbor and NeMo Gym's harbor_agent keep them, into calls for `tracegrad replay`.
 
-    python from_atif.py JOBS > past.calls.jsonl    # each trajectory*.json below JOBS; rewards by a trial's result.json
+    python from_atif.py JOBS > past.calls.jsonl    # TRIAL/agent/trajectory*.json below JOBS, TRIAL/result.json
 
-A step of the agent is a call. Its prompt is made of the steps before it, without their reasoning, as agents send it; a
-system message that an agent does not keep is not there. Where ATIF does not say what was sent, the rest of a trajectory
-is left out, and counted by its reason. An agent without `tool_definitions` may have had tools: name them in `[history]
-tools`. Run Terminus with raw_content, since it otherwise keeps tool calls that the model did not write.
+A step of the agent is a call, a trial a conversation. A prompt is made of the steps before, without their reasoning, as
+agents send it; what an agent adds or leaves out without a step (Claude Code its system message) nobody knows. Where
+ATIF says that something else was sent, the rest is left out, and counted by its reason. An agent without
+`tool_definitions` may have had tools: name them in `[history] tools`. Run Terminus with raw_content, or it keeps what
+its model did not write.
 """
 
 import json
@@ -42,8 +43,8 @@ def lines(told, conversation):
             said.append({"role": step["source"], "content": step["message"]})
             continue
         model = step.get("model_name") or agent.get("model_name")
-        is_one = step.get("llm_call_count") in (None, 1) and not (is_terminus and step.get("tool_calls"))
-        if not (said and model and is_one):
+        is_made_up = is_terminus and (step.get("tool_calls") or step["message"].startswith(("Analysis: ", "Plan: ")))
+        if not (said and model) or is_made_up or step.get("llm_call_count") not in (None, 1):
             lost = lost or "behind or at what is not one answer of a model"
         if step.get("is_copied_context") or lost:
             COUNT[lost or "of another trajectory"] += 1
@@ -67,10 +68,12 @@ def lines(told, conversation):
         yield from lines(inner, conversation)
 
 
+trials = {}
 for file in sorted(Path(sys.argv[1]).rglob("trajectory*.json")):
-    told, trial = json.loads(file.read_text()), file.parent.parent / "result.json"
-    made = list(lines(told, told.get("session_id") or str(file)))
-    if made and file.name == "trajectory.json" and trial.exists():
-        made[-1]["rewards"] = (json.loads(trial.read_text()).get("verifier_result") or {}).get("rewards") or {}
+    trials.setdefault(file.parent.parent, []).append(json.loads(file.read_text()))
+for folder, told in trials.items():
+    made = [line for one in told for line in lines(one, folder.name)]
+    if made and (result := folder / "result.json").exists():
+        made[-1]["rewards"] = (json.loads(result.read_text()).get("verifier_result") or {}).get("rewards") or {}
     sys.stdout.writelines(f"{json.dumps(line)}\n" for line in made)
 print(", ".join(f"{number} {what}" for what, number in COUNT.items()), file=sys.stderr)

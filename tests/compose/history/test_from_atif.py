@@ -96,8 +96,8 @@ def test_an_atif_step_is_a_call_with_the_steps_before_it(tmp_path: Path) -> None
     assert second.call.answer == ChatMessage(role="assistant", content="It is $185.35.")
     assert first.call.tools == second.call.tools == (ToolDefinition(name="search", parameters={"type": "object"}),)
     assert [(one.call.model, one.call.ids, one.agent, one.conversation) for one in (first, second)] == [
-        ("gemini-2.5-flash", None, "harbor-agent", "025B810F"),
-        ("gemini-2.5-pro", None, "harbor-agent", "025B810F"),
+        ("gemini-2.5-flash", None, "harbor-agent", tmp_path.name),
+        ("gemini-2.5-pro", None, "harbor-agent", tmp_path.name),
     ]
     assert (first.rewards, second.rewards) == ({}, {"reward": 1.0})
     assert first.call.started_ns == 1_760_178_602_000_000_000
@@ -140,6 +140,10 @@ def changed(number: int, **told: Any) -> list[dict[str, Any]]:
         (trajectory(*changed(2, is_copied_context=True)), "1 of another trajectory, 1 written"),
         (trajectory(*changed(2, llm_call_count=2)), "2 behind or at what is not one answer of a model"),
         (trajectory(*RFC, name="terminus-2"), "2 behind or at what is not one answer of a model"),
+        (
+            trajectory(RFC[0], step(2, "agent", "Analysis: Nothing yet.\nPlan: Wait."), name="terminus-2"),
+            "1 behind or at what is not one answer of a model",
+        ),
         (trajectory(*RFC[1:2]), "1 behind or at what is not one answer of a model"),
         (trajectory(*changed(1, source="agent")), "3 behind or at what is not one answer of a model"),
         (
@@ -155,7 +159,17 @@ def changed(number: int, **told: Any) -> list[dict[str, Any]]:
             "1 written, 1 behind a context that was replaced",
         ),
     ],
-    ids=["copied", "two_calls", "made_up_calls", "no_prompt", "begins", "of_no_call", "delegated", "summarized"],
+    ids=[
+        "copied",
+        "two_calls",
+        "made_up_calls",
+        "made_up_words",
+        "no_prompt",
+        "begins",
+        "of_no_call",
+        "delegated",
+        "summarized",
+    ],
 )
 def test_an_atif_step_whose_prompt_nobody_knows_is_counted(tmp_path: Path, told: dict[str, Any], said: str) -> None:
     """With all behind it."""
@@ -172,7 +186,20 @@ def test_agents_without_definitions_and_subagents_are_told(tmp_path: Path) -> No
     lines, said = run("from_atif.py", trial(tmp_path, told))
     assert said == "3 written"
     assert [(one.agent, one.conversation, one.call.tools) for one in calls(lines)] == [
-        ("harbor-agent", "025B810F", None),
-        ("harbor-agent", "025B810F", None),
-        ("critic", "025B810F", None),
+        ("harbor-agent", tmp_path.name, None),
+        ("harbor-agent", tmp_path.name, None),
+        ("critic", tmp_path.name, None),
     ]
+
+
+def test_a_trial_of_several_files_is_one_conversation(tmp_path: Path) -> None:
+    """Terminus begins another file where it summarizes; what is copied there is no call again, and a reward is one."""
+    copied = [step(1, "user", "Fix it.", is_copied_context=True), step(2, "agent", "{}", is_copied_context=True)]
+    more = trajectory(*copied, step(3, "user", "Go on."), step(4, "agent", '{"x": 1}'), name="terminus-2")
+    first = trajectory(step(1, "user", "Fix it."), step(2, "agent", "{}"), name="terminus-2")
+    (trial(tmp_path, first) / "agent" / "trajectory.cont-1.json").write_text(json.dumps(more))
+    lines, said = run("from_atif.py", tmp_path)
+    assert said == "1 of another trajectory, 2 written"
+    told = calls(lines)
+    assert [len(one.call.messages or ()) for one in told] == [3, 1]
+    assert [(one.conversation, one.rewards) for one in told] == [(tmp_path.name, {}), (tmp_path.name, {"reward": 1.0})]
