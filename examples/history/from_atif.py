@@ -39,7 +39,7 @@ def lines(told, conversation):
         results = (step.get("observation") or {}).get("results", [])
         if step["source"] != "agent":
             if results or (step["source"] == "system" and any(it["role"] != "system" for it in said)):
-                lost = lost or "behind a context that was replaced"
+                lost = lost or "behind a step of the system"
             said.append({"role": step["source"], "content": step["message"]})
             continue
         model = step.get("model_name") or agent.get("model_name")

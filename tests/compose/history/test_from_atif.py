@@ -156,7 +156,7 @@ def changed(number: int, **told: Any) -> list[dict[str, Any]]:
         ),
         (
             trajectory(*RFC[:2], step(3, "system", "Context was summarized."), step(4, "agent", "It is.")),
-            "1 written, 1 behind a context that was replaced",
+            "1 written, 1 behind a step of the system",
         ),
     ],
     ids=[
