@@ -175,6 +175,29 @@ def test_normalize_benchmark_still_runs() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("is_permuted", [False, True], ids=["right", "permuted"])
+def test_the_hosted_model_of_the_history_benchmark_is_right_three_times_in_four(is_permuted: bool) -> None:
+    """By what its grader expects; in the control, of hardly any question that was asked."""
+    made = runpy.run_path(str(BENCHMARKS / "history.py"))
+    calculate = runpy.run_path(str(made["CALCULATOR"] / "chain.py"))["calculate"]
+    tasks, meant = made["tasks_of"](400, is_permuted, 3)
+    asked, _ = made["tasks_of"](400, False, 3)
+    model = made["HostedModel"](3, meant)
+    answers = []
+    for task in tasks:
+        messages = [{"role": "user", "content": task["input"]}]
+        while "tool_calls" in (message := model.message(messages)):
+            (call,) = message["tool_calls"]
+            result = calculate(json.loads(call["function"]["arguments"])["expr"])
+            messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": result}]
+        answers.append(message["content"])
+    for_grader, for_question = (
+        sum(answer == task["expected"] for answer, task in zip(answers, of, strict=True)) for of in (tasks, asked)
+    )
+    assert 280 < for_grader < 330
+    assert for_question < 20 if is_permuted else for_question == for_grader
+
+
 @pytest.mark.kafka
 @pytest.mark.timeout(300)
 def test_streams_worker_benchmark_still_runs(broker: str) -> None:
