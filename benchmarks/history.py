@@ -10,11 +10,11 @@ a topic as a Collector writes them: several requests a message, several traces a
     tracegrad train examples/calculator/tracegrad.toml --model (its last version) --steps N
 
 The second command's first pass is the held-out score of what the spans taught, before anything else is learnt;
-`--steps 1` takes no more than that. `--permuted` is the control: every conversation answers another task's question,
-and that task's answer is what the grader expects. With `--serve MODEL` a plain vLLM of that folder answers in the
-scripted model's place, and the agent asks it for token ids (`return_token_ids` in `extra_body`). The replay then is
-`--mode offline` by examples/calculator/history_exact.toml, and begins with that model; the ids of its episodes are
-compared with those that a proxy saw. Out: result.json in the folder, also printed.
+`--steps 1` takes little more than that, `--steps 0` leaves it out. `--permuted` is the control: every conversation
+answers another task's question, and that task's answer is what the grader expects. With `--serve MODEL` a plain vLLM
+of that folder answers in the scripted model's place, and the agent asks it for token ids (`return_token_ids` in
+`extra_body`). The replay then is `--mode offline` by examples/calculator/history_exact.toml, and begins with that
+model; the ids of its episodes are compared with those that a proxy saw. Out: result.json in the folder, also printed.
 """
 
 from __future__ import annotations
@@ -307,15 +307,14 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     }
     if seen:
         result |= equal_ids(folder / "runs" / "told", seen)
-    return result | learn(folder, "after", Path(model["folder"]), given)
+    return result | learn(folder, Path(model["folder"]), given) if given.steps else result
 
 
-def learn(folder: Path, run: str, model: Path | None, given: argparse.Namespace) -> dict[str, Any]:
-    """What reinforcement learning makes of a model, which is tried first; of the demo's own without one."""
-    command = [TRACEGRAD, "train", str(CALCULATOR / "tracegrad.toml"), "--run", run, "--steps", str(given.steps)]
-    command += ["--seed", str(given.seed), *(["--model", str(model)] if model is not None else [])]
-    _, seconds = timed(command, folder, run)
-    results = msgspec.json.decode((folder / "runs" / run / "results" / "results.json").read_bytes(), type=Results)
+def learn(folder: Path, model: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """What reinforcement learning makes of a model, which is tried first."""
+    command = [TRACEGRAD, "train", str(CALCULATOR / "tracegrad.toml"), "--run", "after", "--steps", str(given.steps)]
+    _, seconds = timed([*command, "--seed", str(given.seed), "--model", str(model)], folder, "after")
+    results = msgspec.json.decode((folder / "runs" / "after" / "results" / "results.json").read_bytes(), type=Results)
     before, after = (msgspec.to_builtins(one) for one in (results.before, results.after))
     return {
         "held_out": before, "after": after, "reward_last_ten": results.reward_last_ten,

@@ -199,6 +199,20 @@ def test_the_hosted_model_of_the_history_benchmark_is_right_three_times_in_four(
 
 
 @pytest.mark.kafka
+@pytest.mark.engine
+@pytest.mark.network
+@pytest.mark.timeout(300)
+def test_history_benchmark_still_runs(tmp_path: Path) -> None:
+    """Of a plain vLLM: each call of each episode has the token ids that a proxy before it saw."""
+    policy = BENCHMARKS.parent / "examples" / "calculator" / "policy"
+    arguments = ("--conversations", "24", "--serve", str(policy), "--steps", "0")
+    found = json.loads("\n".join(ran("history", str(tmp_path / "history"), *arguments, timeout_s=280)))
+    assert found["conversations"] == 24 <= found["calls_seen"]
+    assert found["equal_ids"] == found["calls_told"] == found["calls_seen"]
+    assert found["masked"] == {}
+
+
+@pytest.mark.kafka
 @pytest.mark.timeout(300)
 def test_streams_worker_benchmark_still_runs(broker: str) -> None:
     """A hundred messages: Faust alone, then the worker, each loop takes all of them."""
