@@ -156,11 +156,11 @@ def replay(
         else:
             _check_left_out(from_, {**elsewhere, "--rewards": rewards, "--tasks": tasks})
             meant = history_range(from_, to, source_dir, runs_dir, into, where)
-            settings = _settings_of(meant.source.settings, file, flags, grader)
             if grader is not None and reclose:
                 raise ConfigurationError(
                     "--grader is for recorded episodes, --reclose makes others; leave one of them out"
                 )
+            settings = _settings_of(meant.source.settings, file, flags, grader)
         request = meant.request(
             where=_terms(where, mode),
             dry_run=dry_run,

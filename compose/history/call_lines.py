@@ -62,7 +62,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tools: list[dict[str, Any]] | None = []
     finish_reason: str | None = None
     rewards: dict[str, _Finite] = {}
-    ids: _Ids = _Ids(prompt=[], sampled=[])
+    ids: _Ids | None = None
 
 
 def read_call_line(data: bytes, place: str, *, at_ms: int) -> ExportTraceServiceRequest:
@@ -107,6 +107,8 @@ def _response(line: _Line) -> dict[str, Any]:
     """As vLLM gives it, where the line holds ids."""
     message = line.answer if isinstance(line.answer, dict) else {"content": line.answer}
     choice = {"message": {"role": "assistant", **message}, "finish_reason": line.finish_reason}
+    if line.ids is None:
+        return {"id": line.id, "choices": [choice]}
     ids = {"token_ids": line.ids.sampled, "logprobs": {"content": line.ids.logprobs}}
     return {"id": line.id, "choices": [{**choice, **ids}], "prompt_token_ids": line.ids.prompt}
 

@@ -118,7 +118,7 @@ def _unpacked(file: io.BufferedReader, num_left: int, lost: list[LostBytes]) -> 
     try:
         while piece := file.read(min(_PIECE_BYTES, num_left)):
             num_left -= len(piece)
-            while new is not None and piece:
+            while new is not None and frame is not None and piece:
                 frame = new() if frame.eof else frame
                 if data := frame.decompress(piece):
                     yield data

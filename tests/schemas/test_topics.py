@@ -110,7 +110,15 @@ def test_normalize_reads_raw_topics_only() -> None:
 
 
 KEYS = {name for name in vars(keys) if name.endswith("_key")}
-HANDED_ON = {"self._key", "output.key", "episode.key", "key", "caller.record_key", "asked.caller.record_key"}
+HANDED_ON = {
+    "self._key",
+    "output.key",
+    "record.key",
+    "episode.key",
+    "key",
+    "caller.record_key",
+    "asked.caller.record_key",
+}
 """Made by a key function further up."""
 
 

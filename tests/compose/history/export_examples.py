@@ -8,12 +8,14 @@ import runpy
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from tracegrad.compose.history.call_lines import CallLine, read_call_line
+from tracegrad.compose.history.call_lines import read_call_line
+from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME, GEN_AI_CONVERSATION_ID
 from tracegrad.schemas.records.calls import ToolCall
-from tracegrad.schemas.records.told import ChatMessage, ToolDefinition
+from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToolDefinition
+from tracegrad.streams.normalize.told.read_call import told_call
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "history"
 WEATHER = {
@@ -37,6 +39,28 @@ def run(name: str, *arguments: object) -> tuple[list[Any], str]:
     return [json.loads(line) for line in out.getvalue().splitlines()], err.getvalue().strip()
 
 
-def calls(lines: list[Any]) -> list[CallLine]:
+class ReadLine(NamedTuple):
+    """What a replay reads of a line."""
+
+    call: ToldCall
+    conversation: str | None
+    agent: str | None
+    rewards: dict[str, float]
+
+
+def calls(lines: list[Any]) -> list[ReadLine]:
     """Of these lines."""
-    return [read_call_line(json.dumps(line).encode(), f"x:{place}", at_ms=1) for place, line in enumerate(lines)]
+    return [_read(json.dumps(line).encode(), place) for place, line in enumerate(lines)]
+
+
+def _read(data: bytes, place: int) -> ReadLine:
+    of_scope = read_call_line(data, f"x:{place}", at_ms=1).resource_spans[0].scope_spans[0]
+    (span,) = of_scope.spans
+    told = {one.key: one.value.string_value for one in span.attributes}
+    events = [{one.key: one.value for one in event.attributes} for event in span.events]
+    rewards = {
+        event["gen_ai.evaluation.name"].string_value: event["gen_ai.evaluation.score.value"].double_value
+        for event in events
+    }
+    conversation, agent = (told.get(key) for key in (GEN_AI_CONVERSATION_ID, GEN_AI_AGENT_NAME))
+    return ReadLine(told_call(span, of_scope.scope.name), conversation, agent, rewards)

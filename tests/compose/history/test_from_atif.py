@@ -80,7 +80,7 @@ def test_an_atif_step_is_a_call_with_the_steps_before_it(tmp_path: Path) -> None
     first, second = calls(lines)
     prompt = ChatMessage(role="user", content="What is the price of Alphabet (GOOGL)?")
     price, volume = (
-        ToolCall(id=one["tool_call_id"], name="search", arguments=json.dumps(one["arguments"])) for one in SEARCHED
+        ToolCall(id=str(one["tool_call_id"]), name="search", arguments=json.dumps(one["arguments"])) for one in SEARCHED
     )
     asked = ChatMessage(role="assistant", content="I will search.", tool_calls=(price, volume))
     assert first.call.messages == (prompt,)

@@ -24,7 +24,7 @@ def model_span(number: int, attributes: dict[str, Any], **changes: Any) -> dict[
     flat, `openinference.span.kind` stands in `span_kind`); its attributes: Arize-ai/openinference,
     spec/tool_calling.md.
     """
-    item = {
+    item: dict[str, Any] = {
         "id": f"U3Bhbjox{number}",
         "name": "ChatCompletion",
         "context": {"trace_id": "a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4", "span_id": f"1a2b3c4d5e6f7a8{number}"},

@@ -197,7 +197,7 @@ def test_a_new_run_begins_where_it_is_told(broker: str, tmp_path: Path) -> None:
     """With what a Collector's topic keeps, or what was written since a time; with nothing of it unless it is told. A
     second start begins nowhere else."""
     log, prefix = KafkaLog(broker), f"t{uuid.uuid4().hex[:12]}."
-    begins = {}
+    begins: dict[str | None, int] = {}
     for start in ("beginning", "1970-01-01T00:00:02+00:00", None):
         kafka = KafkaConfig(bootstrap_servers=broker, topic_prefix=prefix, start=start)
         settings = RunSettings(run=f"run{len(begins)}", kafka=kafka)

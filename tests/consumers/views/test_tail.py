@@ -11,7 +11,7 @@ from tests.consumers.audit.small_run import small_run
 from tests.streams.make import TOPICS
 from tracegrad.consumers.views.tail import as_json, as_text
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import LLM_CALLS
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic
 
@@ -37,7 +37,9 @@ def test_ids_and_logprobs_are_numbers_in_json() -> None:
 def test_a_line_has_the_fields_that_say_more_than_their_default() -> None:
     """By their names, behind what the record is; texts are cut, long lists counted, and no bytes are shown."""
     record = small_run().log[Topic.LLM_CALLS][0]
-    call = msgspec.structs.replace(LLM_CALLS.decode(record.value), content="word \n" * 99)
+    call = LLM_CALLS.decode(record.value)
+    assert isinstance(call, CallRecord)
+    call = msgspec.structs.replace(call, content="word \n" * 99)
     line = as_text(Topic.LLM_CALLS, msgspec.structs.replace(record, value=LLM_CALLS.encode(call)))
     assert " CallRecord " in line and f" call_id={call.call_id} " in line and " finish_reason=stop " in line
     assert f" content={('word ' * 12)[:57]}... " in line
