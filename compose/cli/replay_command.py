@@ -148,26 +148,16 @@ def replay(
         elsewhere = {"--bootstrap-servers": bootstrap_servers, "--since": since}
         if from_.startswith(_FOREIGN):
             _check_left_out(from_, {"--to": to, "--where": where, "--source-dir": source_dir})
-            asked = _foreign(from_, elsewhere, file)
-            meant, reclose = _foreign_range(from_, asked, into, runs_dir, show, dry_run), True
-            named = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
-            flags = {**flags, **{name: str(value) for name, value in named.items() if value is not None}}
-            settings = _settings_of(meant.source.settings, file, flags, None)
+            asked, reclose = _foreign(from_, elsewhere, file), True
+            meant = _foreign_range(from_, asked, into, runs_dir, show, dry_run)
+            rating = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
+            settings = _settings_of(meant.source.settings, file, flags | _texts(rating), None)
         else:
             _check_left_out(from_, {**elsewhere, "--rewards": rewards, "--tasks": tasks})
             meant = history_range(from_, to, source_dir, runs_dir, into, where)
-            if grader is not None and reclose:
-                raise ConfigurationError(
-                    "--grader is for recorded episodes, --reclose makes others; leave one of them out"
-                )
-            settings = _settings_of(meant.source.settings, file, flags, grader)
-        request = meant.request(
-            where=_terms(where, mode),
-            dry_run=dry_run,
-            mode=mode,
-            reclose=reclose,
-            grader=code_digest(settings.reward.grader) if grader and settings.reward and settings.reward.grader else "",
-        )
+            settings = _settings_of(meant.source.settings, file, flags, grader, reclose=reclose)
+        code = code_digest(settings.reward.grader) if grader and settings.reward and settings.reward.grader else ""
+        request = meant.request(where=_terms(where, mode), dry_run=dry_run, mode=mode, reclose=reclose, grader=code)
         settings = replayed_settings(meant.source.run_dir, settings, mode)
         raise typer.Exit(run_replay(request, settings, runs_dir / into, show))
 
@@ -176,6 +166,11 @@ def _check_left_out(from_: str, given: Mapping[str, object]) -> None:
     """Raises ConfigurationError for what does not go with this source."""
     if named := [flag for flag, value in given.items() if value is not None]:
         raise ConfigurationError(f"--from {from_}: {', '.join(named)} does not go with it; leave that out")
+
+
+def _texts(flags: Mapping[str, object]) -> dict[str, str]:
+    """Those that are given, as --set has them."""
+    return {name: str(value) for name, value in flags.items() if value is not None}
 
 
 def _foreign(from_: str, cluster: Mapping[str, str | None], file: Path | None) -> ForeignFiles | ForeignTopics:
@@ -215,8 +210,12 @@ def _terms(where: str | None, mode: Mode | None) -> tuple[Term, ...]:
     return terms_of(where, may_see_outcome=mode == "filter") if where else ()
 
 
-def _settings_of(source: RunSettings, file: Path | None, flags: dict[str, Any], grader: str | None) -> RunSettings:
+def _settings_of(
+    source: RunSettings, file: Path | None, flags: dict[str, Any], grader: str | None, *, reclose: bool = False
+) -> RunSettings:
     """The new run's. Raises ConfigurationError."""
+    if grader is not None and reclose:
+        raise ConfigurationError("--grader is for recorded episodes, --reclose makes others; leave one of them out")
     if grader is None and file is None:
         return load_over(source, flags, unused=(*_ASKED_NOTHING, "reward"))
     if grader is None:
