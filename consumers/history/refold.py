@@ -33,6 +33,7 @@ from tracegrad.schemas.records.facts import Close, whose_facts
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .recorded import Claim, RecordedEpisode, RecordedEpisodes
+from .span_account import SpanAccount
 
 RateAgain = Callable[[bytes, Sequence[bytes]], bytes]
 """(an episode's record, feedback that came behind its close) -> the record as credit takes it."""
@@ -77,6 +78,8 @@ class Refold:
         self.counts: Counter[str] = Counter()
         """What was made: `episodes`, `groups`; `incomplete` episodes among them, `lost` ones of which nothing is left,
         `gone` records that these lack; `unclaimed` records of facts."""
+        self.spans = SpanAccount()
+        """Where nothing was recorded."""
         self._normalize, self._assemble, self._credit = (
             folds[stage] for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
         )
@@ -231,7 +234,12 @@ class Refold:
         """A record of `episode_events`, and those that follow from it."""
         waiting = deque([first])
         while waiting:
-            for output in self._assemble.fold(self._record(waiting.popleft())).outputs:
+            is_new = waiting[0] is first
+            record = self._record(waiting.popleft())
+            self.spans.add_record(record, is_new=is_new)
+            emission = self._assemble.fold(record)
+            self.spans.settle(emission)
+            for output in emission.outputs:
                 if output.topic is Topic.EPISODE_EVENTS:
                     waiting.append(output)
                 elif output.topic is Topic.EPISODE_SCORES:

@@ -66,6 +66,7 @@ def test_files_become_episodes_of_all_their_traces_once(
     told = capsys.readouterr().out
     assert "imported: 13 requests, 25 spans, 0 log records" in told
     assert "a.json, item 5: 7 bytes lost" in told
+    assert "spans: 25 read = 25 in episodes; 0 unaccounted" in told
     of_calls = read_call_line(json.dumps(CALL).encode(), "", at_ms=1).SerializeToString()
     made = episodes_of(RunDir.open(tmp_path / "again"))
     assert len(made) == 13
