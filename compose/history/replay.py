@@ -245,7 +245,8 @@ def _fold(
     _tell(show, done, metrics)
     _tell_problems(show, metrics)
     if done.is_whole and not history.recorded.episodes:
-        show.result("spans", refold.spans.counts, [refold.spans.text])
+        counts, text = refold.spans.report()
+        show.result("spans", counts, [text])
     if changes is not None and done.is_whole:
         _tell_changes(show, changes)
     if done.is_whole and not stop.is_set():
