@@ -58,7 +58,6 @@ from tracegrad.schemas.records.weights import (
 from tracegrad.schemas.topics import Topic, Topics
 
 from .engine_control import EngineControl, VllmControl
-from .load import EngineLoad
 
 _TOLD_CHARS = 500
 """Of a manifest's own words in an error: it may be of megabytes."""
@@ -264,10 +263,10 @@ def run(
     """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing, the
     newest version cannot be served)."""
     with httpx.Client(base_url=handles.engine_url.rstrip("/"), headers=bearer(handles.engine_token)) as client:
-        writer, load = log.writer(), EngineLoad(client, metrics)
+        writer = log.writer()
         sync = WeightSync(handles=handles, control=VllmControl(client), writer=writer, topics=topics, metrics=metrics)
         try:
-            follow_weights(sync, topics=topics, log=log, stop=stop, look=load.look, poll_s=poll_s)
+            follow_weights(sync, topics=topics, log=log, stop=stop, poll_s=poll_s)
         finally:
             _close(writer)
             _logger.info("weight sync of engine %s ends: %s", handles.engine_id, metrics.snapshot())
@@ -279,11 +278,9 @@ def follow_weights(
     topics: Topics,
     log: Log,
     stop: threading.Event,
-    look: Callable[[], None] = lambda: None,
     poll_s: float = 1.0,
 ) -> None:
-    """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded. `look` is
-    called after each.
+    """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded.
 
     An engine that is away needs no pauses of its own: it is looked at again after `poll_s` or at the next record.
     """
@@ -305,7 +302,6 @@ def follow_weights(
                 if was_away:
                     _logger.info("engine %s and the log answer again", sync.handles.engine_id)
                 was_away = False
-            look()
 
 
 def _close(writer: LogWriter) -> None:

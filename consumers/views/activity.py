@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tracegrad.schemas.metrics import ENGINE_SLOTS, ENGINE_SLOTS_USED, OPEN
+from tracegrad.schemas.metrics import OPEN
 from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess, engine_of
 from tracegrad.schemas.topics import Stage
 
@@ -44,8 +44,6 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an engine has said that it serves."""
     held_out: str = ""
     """How large the held-out pass is that is under way; empty: none is."""
-    slots: tuple[int, int] | None = None
-    """Of the engines: in use, in all; None: not known."""
 
 
 def open_of(reports: Iterable[ProcessReport], stage: str) -> int:
@@ -70,7 +68,6 @@ def activity_in(state: RunState, *, steps: int | None, groups_per_step: int, con
         trouble=trouble_of(state.supervised.values()),
         is_served=bool(state.serving) or (step > 0 and not any(map(engine_of, state.supervised))),
         held_out=_pass_under_way(state),
-        slots=slots_of(reports),
     )
 
 
@@ -78,13 +75,6 @@ def _pass_under_way(state: RunState) -> str:
     by_number = state.held_out.by_number
     newest = by_number[max(by_number)] if by_number else None
     return f"{newest.num_tasks} tasks" if newest is not None and newest.score is None else ""
-
-
-def slots_of(reports: Iterable[ProcessReport]) -> tuple[int, int] | None:
-    """What weight sync last heard of the engines: slots in use, and in all."""
-    told = [report.counters for report in reports if ENGINE_SLOTS.name in report.counters]
-    used, of = (int(sum(one.get(metric.name, 0) for one in told)) for metric in (ENGINE_SLOTS_USED, ENGINE_SLOTS))
-    return (used, of) if of else None
 
 
 def trouble_of(processes: Iterable[SupervisedProcess]) -> tuple[str, ...]:
@@ -142,9 +132,6 @@ def _reasons(now: Activity) -> Sequence[str]:
     found = []
     if now.num_running or now.concurrency is None:
         found.append(_agents(now))
-    if now.slots is not None and now.slots[0]:
-        used, of = now.slots
-        found.append("the engine is at 100 % of its slots" if used >= of else f"the engine uses {used} of {of} slots")
     if now.num_open_episodes:
         found.append(_counted(now.num_open_episodes, "episode is open", "episodes are open"))
     if now.num_open_groups:

@@ -186,13 +186,6 @@ VERSIONS_SERVED = Counter("versions_served", "Versions acknowledged.", terminal=
 VERSIONS_LOADED = Counter("versions_loaded", "Versions loaded.")
 VERSIONS_SKIPPED = Counter("versions_skipped", "Versions passed over for a newer one.")
 VERSIONS_REFUSED = Counter("versions_refused", "Versions that cannot be served.", ("reason",), terminal="refused")
-ENGINE_SLOTS = Gauge("engine_slots", "Sequences that its engine runs at once, at most.", terminal="slots")
-ENGINE_SLOTS_USED = Gauge("engine_slots_used", "Sequences that it runs now.", terminal="of them used")
-ENGINE_WAITING = Gauge("engine_requests_waiting", "Requests that wait for a slot.", terminal="waiting")
-ENGINE_TOKENS = Gauge("engine_tokens_per_second", "Tokens sampled, over the last seconds.", terminal="tokens/s")
-ENGINE_LOOKS_FAILED = Counter(
-    "engine_looks_failed", "Looks at these that the engine did not answer in time, or not so."
-)
 _SUPERVISOR = MetricOwner("Supervisor")
 PROCESSES_RUNNING = Gauge(
     "processes_running", "1 for each process of the run that runs, 0 for one that does not.", ("name",)

@@ -109,9 +109,6 @@ DAYS: dict[str, dict[Metric, str]] = {
             "producers/llm_gateway/test_outcomes.py::test_what_waits_for_kafka_is_bounded_and_counted"
         ),
         m.ENGINE_AWAY: "producers/llm_gateway/test_faults.py::test_an_engine_that_fails_is_tried_again",
-        m.ENGINE_LOOKS_FAILED: (
-            "consumers/engine/test_load.py::test_what_is_no_answer_of_an_engine_is_counted_and_leaves_no_figure"
-        ),
         m.GENERATIONS_REFUSED: (
             "producers/llm_gateway/test_faults.py::test_an_answer_with_an_unknown_label_is_refused_and_sampled_again"
         ),

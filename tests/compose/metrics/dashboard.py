@@ -64,12 +64,16 @@ ROWS: dict[str, dict[str, Sequence[Query]]] = {
         ],
     },
     "What it waits for": {
-        "Slots of the engines": [
-            (by(m.ENGINE_SLOTS_USED, "process"), "{{run}} {{process}} used"),
-            (by(m.ENGINE_SLOTS, "process"), "{{run}} {{process}} in all"),
-            (by(m.ENGINE_WAITING, "process"), "{{run}} {{process}} waiting"),
+        "Requests in the engines": [
+            (f"sum by (run, process) (vllm:num_requests_running{_ENGINE})", "{{run}} {{process}} run"),
+            (f"sum by (run, process) (vllm:num_requests_waiting{_ENGINE})", "{{run}} {{process}} wait"),
         ],
-        "Sampled tokens a second": [(by(m.ENGINE_TOKENS, "process"), "{{run}} {{process}}")],
+        "Sampled tokens a second": [
+            (
+                f"sum by (run, process) (rate(vllm:generation_tokens_total{_ENGINE}[$__rate_interval]))",
+                "{{run}} {{process}}",
+            )
+        ],
         "Inputs to come, by stage": [(by(m.LAG, "process"), "{{run}} {{process}}")],
         "Open episodes and groups": [(by(m.OPEN, "process"), "{{run}} {{process}}")],
         "Attempts a second, by outcome": [(by(m.OUTCOMES, "state"), "{{run}} {{state}}")],

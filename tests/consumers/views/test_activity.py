@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tracegrad.consumers.views.activity import Activity, open_of, slots_of, trouble_of, waiting_text
-from tracegrad.schemas.metrics import ENGINE_SLOTS, ENGINE_SLOTS_USED, OPEN
+from tracegrad.consumers.views.activity import Activity, open_of, trouble_of, waiting_text
+from tracegrad.schemas.metrics import OPEN
 from tracegrad.schemas.records.process_status import ProcessReport, ProcessState, SupervisedProcess
 
 NOW = {
@@ -47,16 +47,6 @@ NOW = {
             "miss attempts.",
         ),
         (
-            {"slots": (128, 128)},
-            "The trainer waits for rollouts: 3 of 8 groups of step 5 are there, all 8 agents are at work, the engine "
-            "is at 100 % of its slots.",
-        ),
-        (
-            {"num_running": 2, "slots": (5, 128)},
-            "The trainer waits for rollouts: 3 of 8 groups of step 5 are there, 2 of 8 agents are at work, the engine "
-            "uses 5 of 128 slots.",
-        ),
-        (
             {"num_running": 0},
             "The trainer waits for rollouts: 3 of 8 groups of step 5 are there, no agent is at work, for no new group "
             "may be admitted until a newer version serves.",
@@ -80,16 +70,6 @@ def test_what_workers_hold_open_is_of_their_stage() -> None:
         for name in ("streams-assemble-0", "streams-assemble-1", "streams-credit-0", "llm")
     ]
     assert (open_of(reports, "assemble"), open_of(reports, "credit"), open_of(reports, "normalize")) == (4, 2, 0)
-
-
-def test_slots_are_those_of_all_engines() -> None:
-    """None where no weight sync has told of any."""
-    told = {ENGINE_SLOTS.name: 128.0, ENGINE_SLOTS_USED.name: 7.0}
-    reports = [
-        ProcessReport(process=f"weight-sync-{number}", pid=1, since_ms=0, at_ms=0, counters=counters)
-        for number, counters in enumerate((told, told, {}))
-    ]
-    assert (slots_of(reports), slots_of(reports[2:])) == ((14, 256), None)
 
 
 def test_only_what_died_is_trouble() -> None:
