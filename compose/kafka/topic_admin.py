@@ -1,7 +1,7 @@
-"""Topics of a run, from the registry: made, checked, printed, documented.
+"""Topics of a run, from the registry: made, checked, printed.
 
 In: the run's `Topics`, partition counts, policies. Out: topics on the cluster, or a plan to print for those who
-own it; `docs/topics.md`. Invariants: idempotent; existing topics are never changed, but their partition counts
+own it. Invariants: idempotent; existing topics are never changed, but their partition counts
 must be the ones asked for, because keys would move (ConfigurationError); the topics along which a marker follows
 its input have equal counts.
 """
@@ -21,17 +21,6 @@ from .client_settings import TAIL_GROUP, KafkaConfig
 from .log import KafkaLog
 
 logger = logging.getLogger(__name__)
-
-
-CO_PARTITIONED = (
-    Topic.EPISODE_EVENTS,
-    Topic.EPISODES,
-    Topic.EPISODE_SCORES,
-    Topic.CLOSED_EPISODES,
-    Topic.CLOSED_GROUPS,
-)
-"""A marker lies in the partition number of its input, so these have equal counts."""
-
 
 _FOR_EVER = -1
 _WAITS_KEPT = 4

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from .registry import Counter as Counter
 from .registry import Gauge as Gauge
 from .registry import Metric as Metric
-from .registry import MetricOwner
+from .registry import MetricOwner as MetricOwner
 from .registry import Metrics as Metrics
 
 _WORKER = MetricOwner("Every stream worker")
@@ -196,14 +196,3 @@ PROCESS_RESTARTS = Counter("process_restarts", "Processes that died and are star
 def declared() -> Iterator[Metric]:
     """All of them, in the order of this file."""
     return (value for value in globals().values() if isinstance(value, Metric))
-
-
-def by_owner() -> dict[str, list[Metric]]:
-    """Who counts -> what, in the order of this file."""
-    found: dict[str, list[Metric]] = {}
-    for value in globals().values():
-        if isinstance(value, MetricOwner):
-            metrics = found.setdefault(value.words, [])
-        elif isinstance(value, Metric):
-            metrics.append(value)
-    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from tracegrad.schemas.metrics import Counter, Metric, by_owner
+from tracegrad.schemas import metrics
+from tracegrad.schemas.metrics import Counter, Metric, MetricOwner
 
 _INTRO = """# Metrics
 
@@ -42,10 +43,21 @@ Or by hand: a data source of type Prometheus, and Dashboards, Import with `compo
 """
 
 
-def _rows(metrics: list[Metric]) -> Iterator[str]:
+def by_owner() -> dict[str, list[Metric]]:
+    """Who counts -> what, in the order of their declaration."""
+    found: dict[str, list[Metric]] = {}
+    for value in vars(metrics).values():
+        if isinstance(value, MetricOwner):
+            own = found.setdefault(value.words, [])
+        elif isinstance(value, Metric):
+            own.append(value)
+    return found
+
+
+def _rows(own: list[Metric]) -> Iterator[str]:
     yield "| name | kind | labels | what it says | in reports |"
     yield "|---|---|---|---|---|"
-    for metric in metrics:
+    for metric in own:
         kind = "counter" if isinstance(metric, Counter) else "gauge"
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         yield f"| `{metric.exposed}` | {kind} | {labels} | {metric.help} | `{metric.name}` |"
@@ -53,7 +65,7 @@ def _rows(metrics: list[Metric]) -> Iterator[str]:
 
 def metrics_markdown() -> str:
     """The text of docs/metrics.md; a test keeps the file equal to it."""
-    sections = ("\n".join([f"## {place}", "", *_rows(metrics)]) for place, metrics in by_owner().items() if metrics)
+    sections = ("\n".join([f"## {place}", "", *_rows(own)]) for place, own in by_owner().items() if own)
     return "\n\n".join([_INTRO.rstrip(), *sections]) + "\n"
 
 

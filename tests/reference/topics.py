@@ -5,10 +5,18 @@ from __future__ import annotations
 import sys
 
 from tracegrad.compose.kafka.client_settings import KafkaConfig
-from tracegrad.compose.kafka.topic_admin import CO_PARTITIONED
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.log.mac import MAC_HEADER, SIGNED, VOUCHED
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic
+
+CO_PARTITIONED = (
+    Topic.EPISODE_EVENTS,
+    Topic.EPISODES,
+    Topic.EPISODE_SCORES,
+    Topic.CLOSED_EPISODES,
+    Topic.CLOSED_GROUPS,
+)
+"""A marker lies in the partition number of its input, so these have equal counts."""
 
 
 def topics_markdown() -> str:

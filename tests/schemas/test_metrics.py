@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.reference.metrics import by_owner
 from tracegrad.schemas import metrics
-from tracegrad.schemas.metrics import DEAD_LETTERS, READY, Counter, Gauge, Metrics, by_owner, declared
+from tracegrad.schemas.metrics import DEAD_LETTERS, READY, Counter, Gauge, Metrics, declared
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.reference.topics import topics_markdown
+from tests.reference.topics import CO_PARTITIONED, topics_markdown
 from tracegrad.compose.kafka.client_settings import KafkaConfig
-from tracegrad.compose.kafka.topic_admin import CO_PARTITIONED, plan_topics
+from tracegrad.compose.kafka.topic_admin import plan_topics
 from tracegrad.schemas import keys
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
