@@ -7,7 +7,6 @@ page shows what records tell.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,29 +26,25 @@ _FILE = "tokenizer.json"
 
 
 def pieces_of(wiring: Wiring) -> Callable[[Sequence[int]], list[str]] | None:
-    """By the tokenizer of the policy's model, or of a version of it; None where neither lies on this machine."""
+    """By the tokenizer of the policy's model, or of a version of it; None where neither lies on this machine, or it
+    cannot be read."""
     model = wiring.settings.policy.model
     folders = [Path(model)] if model is not None else []
     folders += sorted(wiring.run_dir.weights.glob("*"), reverse=True)
     file = next((folder / _FILE for folder in folders if (folder / _FILE).is_file()), None)
-    return pieces_in(file) if file is not None else None
-
-
-def pieces_in(file: Path) -> Callable[[Sequence[int]], list[str]] | None:
-    """By a tokenizer's file; None where it is none."""
+    if file is None:
+        return None
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more particular
         logger.warning("expected a tokenizer at %s, got: %s; token ids have no text", file, error)
         return None
-    lock = threading.Lock()
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     def pieces(ids: Sequence[int]) -> list[str]:
         """As many texts as ids; a character of several tokens stands at its last one."""
-        with lock:
-            stream = DecodeStream(skip_special_tokens=False)
-            size = tokenizer.get_vocab_size(with_added_tokens=True)
-            return [(stream.step(tokenizer, id_) or "") if 0 <= id_ < size else f"<{id_}>" for id_ in ids]
+        stream = DecodeStream(skip_special_tokens=False)
+        return [(stream.step(tokenizer, id_) or "") if 0 <= id_ < size else f"<{id_}>" for id_ in ids]
 
     return pieces
 
