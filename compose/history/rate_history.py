@@ -1,4 +1,4 @@
-"""What the episodes of a history are worth: by a grader of the user's, by a file of rewards, or both.
+"""What the episodes of a history are worth: by evaluations in its spans, a file of rewards, a grader of the user's.
 
     task {id, input, expected}   input: the user's first message to the agent that was asked first; expected and id: of
                                  the `[history] tasks` file, where its input is equal; else the id is a hash
@@ -86,15 +86,20 @@ class RewardFile:
         for place in sorted(self._rows.keys() & targets.keys()):
             self._found.add(place)
             for name, value in self._rows[place].items():
-                yield Reward(
-                    rollout_id="",
-                    attempt_id="",
-                    name=name,
-                    value=value,
-                    target=targets.get(place),
-                    source=self._source,
-                    idempotency_key="/".join((*place, name)),
-                )
+                yield _reward(name, value, targets.get(place), self._source, "/".join((*place, name)))
+
+
+def _reward(name: str, value: float, target: str | None, source: str, key: str) -> Reward:
+    named = {"name": name, "value": value, "target": target, "source": source}
+    return Reward(rollout_id="", attempt_id="", idempotency_key=key, **named)
+
+
+def _said_in_spans(facts: Sequence[CallFact]) -> Iterator[Reward]:
+    """Of an answer whose id its span tells; else of the trace, as of a live run's evaluations."""
+    for fact in facts:
+        target = fact.call.call_id if fact.told and fact.told.response_id else None
+        for name, value in fact.told.rewards if fact.told else ():
+            yield _reward(name, value, target, "span", f"{fact.call.call_id}/{name}")
 
 
 def _rows(path: Path) -> Iterator[_Row]:
@@ -137,7 +142,9 @@ class HistoryJudge:
         episode = msgspec.structs.replace(
             episode, task_id=task.id, output=None if output is None else json.dumps(output)
         )
-        given, why = [] if self._rewards is None else [*self._rewards.rewards(episode, facts)], ""
+        given, why = [*_said_in_spans(facts)], ""
+        if self._rewards is not None:
+            given += self._rewards.rewards(episode, facts)
         if self._grader is not None:
             request = RolloutRequest(
                 rollout_id=episode.episode_id,

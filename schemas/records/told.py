@@ -91,3 +91,5 @@ class ToldCall(msgspec.Struct, frozen=True, kw_only=True, tag="told_call"):
     ended_ns: int = 0
     is_event: bool = False
     """What log events tell of the call of that span."""
+    rewards: tuple[tuple[str, float], ...] = ()
+    """Evaluations among its span's events: name and score."""

@@ -160,6 +160,7 @@ def _one_a_call(told: Mapping[SpanKey, ToldCall], tree: SpanTree) -> dict[SpanKe
                 tools=told[key].tools if call.tools is None else call.tools,
                 finish_reason=call.finish_reason or told[key].finish_reason,
                 response_id=call.response_id or response_id,
+                rewards=call.rewards + told[key].rewards,
             )
             del found[key]
     return _without_doubles(found)

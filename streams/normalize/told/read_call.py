@@ -17,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of, plain
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.facts import SpanKind
+from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.schemas.records.told import ToldCall, ToldSampling
 from tracegrad.schemas.text import json_value
 
@@ -34,6 +35,7 @@ from .tellers import FAILURE_REWRITERS, REWRITERS, TOOL_TELLING, ToolTelling
 CONVENTIONS: tuple[Convention, ...] = (OPENINFERENCE_CONTENT, *PLATFORMS, GENAI)
 """Those that hold raw bodies come first. A new convention is a new row."""
 
+_EVALUATION, _NAME, _SCORE = (f"gen_ai.evaluation.{key}" for key in ("result", "name", "score.value"))
 _ABSENT_IN_ORDER = (Reason.NO_PROMPT_TOLD, Reason.NO_ANSWER_TOLD, Reason.NO_TOOLS_TOLD)
 _ABSENT = frozenset(_ABSENT_IN_ORDER)
 
@@ -70,7 +72,10 @@ def told_call(span: Span, scope: str) -> ToldCall:
     is_over = span.end_time_unix_nano > 0 and span.status.code != STATUS_ERROR
     is_whole = is_over and not (content.is_stream and content.finish_reason is None)
     call = _call(content, span, scope, span.start_time_unix_nano, span.end_time_unix_nano)
-    call = msgspec.structs.replace(call, **usage_of(view.attributes, SpanKind.LLM))
+    scored = (_whole(event.attributes) for event in span.events if event.name == _EVALUATION)
+    said = ((str(one.get(_NAME, "reward")), one.get(_SCORE)) for one in scored)
+    rewards = tuple((name, float(value)) for name, value in said if isinstance(value, int | float) and is_usable(value))
+    call = msgspec.structs.replace(call, rewards=rewards, **usage_of(view.attributes, SpanKind.LLM))
     return _judged(call, {*map(Reason, call.lacks), *(() if is_whole else (Reason.UNFINISHED,))})
 
 

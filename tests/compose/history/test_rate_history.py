@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.streams.assemble.test_told_calls import TRACE, chat, request, streams
-from tests.streams.make import agent_span
+from tests.streams.make import agent_span, pairs
 from tracegrad.compose.history.rate_history import HistoryJudge, RewardFile, rating
 from tracegrad.compose.run.load import load
 from tracegrad.schemas.errors import ConfigurationError
@@ -76,6 +77,20 @@ def test_a_row_is_about_what_its_id_names(tmp_path: Path) -> None:
     ]
     assert episode.reward == 2.25 and [one.value for call in episode.calls for one in call.rewards] == [1, 0.5]
     assert judge._rewards is not None and judge._rewards.num_unmatched == 1
+
+
+def test_evaluations_in_the_spans_of_calls_count() -> None:
+    """Of the answer whose id is told, else of the trace; what is no number, or of no sane size, is none."""
+    spans = [chat(2, "3", response="r-1"), chat(3, "4", ask="b")]
+    for span, values in zip(spans, ([1, "good"], [0.5, math.nan]), strict=True):
+        for value in values:
+            event = span.events.add(name="gen_ai.evaluation.result")
+            event.attributes.extend(pairs({"gen_ai.evaluation.name": "useful", "gen_ai.evaluation.score.value": value}))
+    made = streams(HistoryConfig(models=("*",)), judge=HistoryJudge(None, None, None, Metrics()))
+    made.feed(request(agent_span(TRACE, 1, "clerk"), *spans))
+    made.tick(0.0, 1e6, 2e6)
+    assert rewards(made.episode) == [("useful", 0.5, None), ("useful", 1, "r-1")]
+    assert {one.source for one in made.episode.rewards} == {"span"} and made.episode.reward == 0.5
 
 
 def test_of_rows_of_one_name_for_one_thing_the_last_counts(tmp_path: Path) -> None:
