@@ -90,8 +90,8 @@ class RewardFile:
 
 
 def _reward(name: str, value: float, target: str | None, source: str, key: str) -> Reward:
-    named = {"name": name, "value": value, "target": target, "source": source}
-    return Reward(rollout_id="", attempt_id="", idempotency_key=key, **named)
+    said = {"name": name, "value": value, "target": target, "source": source, "idempotency_key": key}
+    return msgspec.convert({"rollout_id": "", "attempt_id": "", **said}, Reward)
 
 
 def _said_in_spans(facts: Sequence[CallFact]) -> Iterator[Reward]:

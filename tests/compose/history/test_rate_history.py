@@ -82,7 +82,8 @@ def test_a_row_is_about_what_its_id_names(tmp_path: Path) -> None:
 def test_evaluations_in_the_spans_of_calls_count() -> None:
     """Of the answer whose id is told, else of the trace; what is no number, or of no sane size, is none."""
     spans = [chat(2, "3", response="r-1"), chat(3, "4", ask="b")]
-    for span, values in zip(spans, ([1, "good"], [0.5, math.nan]), strict=True):
+    given: list[list[Any]] = [[1, "good"], [0.5, math.nan]]
+    for span, values in zip(spans, given, strict=True):
         for value in values:
             event = span.events.add(name="gen_ai.evaluation.result")
             event.attributes.extend(pairs({"gen_ai.evaluation.name": "useful", "gen_ai.evaluation.score.value": value}))
