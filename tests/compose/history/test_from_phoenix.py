@@ -22,7 +22,7 @@ def model_span(number: int, attributes: dict[str, Any], **changes: Any) -> dict[
 
     Its fields: Arize-ai/phoenix, src/phoenix/server/api/routers/v1/spans.py (`Span`, `span_search`: attributes are
     flat, `openinference.span.kind` stands in `span_kind`); its attributes: Arize-ai/openinference,
-    spec/tool_calling.md.
+    spec/tool_calling.md. So Phoenix 20.3 answered for calls by openinference-instrumentation-openai 0.1.66.
     """
     item: dict[str, Any] = {
         "id": f"U3Bhbjox{number}",
