@@ -35,8 +35,8 @@ agents' own tools and instructions.
   apart, because nothing that they bear says that they belong together.
 
 Every recording loads the instrumentors of the HTTP clients too (`HTTPXClientInstrumentor`, and
-`HTTX2` for openai 3 and later), because they carry `traceparent`; those named `-bare` do not. Content of
-messages is never read from spans. This page is made by `python -m tests.frameworks.report`, the recordings by
+`HTTX2` for openai 3 and later), because they carry `traceparent`; those named `-bare` do not. Only a replay of a
+[history](history.md) reads the content of messages. This page is made by `python -m tests.frameworks.report`, the recordings by
 `python -m tests.frameworks.record`.
 
 A script forces no tool call, and vLLM does: `tests/frameworks/test_smolagents_on_vllm.py` has smolagents, which demands
