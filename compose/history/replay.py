@@ -83,7 +83,9 @@ def replayed_settings(source: RunDir, settings: RunSettings, mode: Mode | None) 
             f"--into {settings.run}: expected a new run's name, got the source's own; a replay makes another run"
         )
     runs = dict.fromkeys((*settings.select.runs, str(source.path)))
-    algorithm = supervised(settings.algorithm) if mode == "filter" else settings.algorithm
+    # A history that is only folded is compared by no recipe yet.
+    is_folded = mode is None and settings.history is not None
+    algorithm = supervised(settings.algorithm) if mode == "filter" or is_folded else settings.algorithm
     select = msgspec.structs.replace(settings.select, runs=tuple(runs))
     if settings.history is not None:
         unscored = "air" if settings.replay.unrated == "train" else settings.select.unscored

@@ -28,7 +28,7 @@ from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirConfig
-from tracegrad.streams.config import SelectConfig
+from tracegrad.streams.config import HistoryConfig, SelectConfig
 from tracegrad.streams.credit.config import CreditConfig
 from tracegrad.trainer.history.config import Mode
 
@@ -195,3 +195,11 @@ def test_raw_topics_are_read_by_the_sources_names_and_all_is_written_by_the_new_
     topics = topics_between(theirs.topics, ours.topics)
     assert (topics.name(Topic.OTLP_SPANS), topics.name(Topic.LLM_CALLS)) == ("spans", "a.llm_calls")
     assert topics.name(Topic.EPISODES) == ours.topics.name(Topic.EPISODES) == "b.again.episodes"
+
+
+def test_a_history_that_is_only_folded_needs_no_recipe(source: RunDir) -> None:
+    """The default's, which compares within groups, is refused only where it is to train."""
+    given = replace(SETTINGS, run="again", history=HistoryConfig(models=("*",)))
+    assert replayed_settings(source, given, None).algorithm.recipe == "sft"
+    with pytest.raises(ConfigurationError, match="rloo_batch"):
+        replayed_settings(source, given, "offline")
