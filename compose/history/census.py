@@ -28,7 +28,7 @@ from tracegrad.streams.normalize.reading.judge_tool import ToolJudge
 from tracegrad.streams.normalize.told.read_call import joined
 
 from ..run.show import Show
-from .file_items import LostBytes
+from .exports.file_items import LostBytes
 
 _MAX_TRACES, _MAX_NAMES, _MAX_CALLS, _MAX_SHOWN = 1_000_000, 500, 5_000, 20
 _LOOK_S = 10.0

@@ -34,9 +34,9 @@ from ..run.run_dir import Endpoints, RunDir
 from ..run.settings import RunSettings
 from ..run.show import Show
 from ..run.wiring import Wiring
-from .exported_files import FileList, list_files, read_files
-from .file_items import LostBytes
-from .import_files import ImportProgress, import_files
+from .exports.exported_files import FileList, list_files, read_files
+from .exports.file_items import LostBytes
+from .exports.import_files import ImportProgress, import_files
 from .replay import told_to_stop
 from .run_broker import own_broker
 

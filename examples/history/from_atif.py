@@ -28,7 +28,7 @@ def ids(metrics):
     """The exact ones, where prompt and answer are told; logprobs where there is one for each."""
     prompt, sampled, logprobs = (metrics.get(key) for key in ("prompt_token_ids", "completion_token_ids", "logprobs"))
     given = {"logprobs": logprobs} if logprobs and sampled and len(logprobs) == len(sampled) else {}
-    return {"prompt": prompt, "sampled": sampled, **given} if prompt and sampled else None
+    return {"ids": {"prompt": prompt, "sampled": sampled, **given}} if prompt and sampled else {}
 
 
 def lines(told, conversation):
@@ -54,7 +54,7 @@ def lines(told, conversation):
             line = {"conversation": conversation, "agent": agent["name"], "model": model}
             line |= {"started": stamp} if stamp.endswith("Z") or "+" in stamp else {}
             tools = [] if is_terminus else agent.get("tool_definitions")
-            line |= {"messages": said[:], "tools": tools, "ids": ids(step.get("metrics") or {})}
+            line |= {"messages": said[:], "tools": tools, **ids(step.get("metrics") or {})}
             yield line | {"answer": message(step) | {"reasoning_content": step.get("reasoning_content")}}
         said.append(message(step))
         asked = [one["tool_call_id"] for one in step.get("tool_calls") or ()]

@@ -36,8 +36,8 @@ agents' own tools and instructions.
 
 Every recording loads the instrumentors of the HTTP clients too (`HTTPXClientInstrumentor`, and
 `HTTX2` for openai 3 and later), because they carry `traceparent`; those named `-bare` do not. Only a replay of a
-[history](history.md) reads the content of messages. This page is made by `python -m tests.frameworks.report`, the recordings by
-`python -m tests.frameworks.record`.
+[history](history.md) reads the content of messages. This page is made by `python -m tests.frameworks.report`, the
+recordings by `python -m tests.frameworks.record`.
 
 A script forces no tool call, and vLLM does: `tests/frameworks/test_smolagents_on_vllm.py` has smolagents, which demands
 one with each request, call its tools on vLLM 0.32 through the LLM gateway. None of its calls is constrained, and each

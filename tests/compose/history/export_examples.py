@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from tracegrad.compose.history.call_lines import read_call_line
+from tracegrad.compose.history.exports.call_lines import read_call_line
 from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME, GEN_AI_CONVERSATION_ID
 from tracegrad.schemas.records.calls import ToolCall
 from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToolDefinition

@@ -15,7 +15,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 
 from tests.streams.collector_json import otlp_json
 from tests.streams.make import otlp, span
-from tracegrad.compose.history.exported_files import FileItem, Place, list_files, read_files
+from tracegrad.compose.history.exports.exported_files import FileItem, Place, list_files, read_files
 from tracegrad.schemas.otlp.signal import TRACES, Signal, parsed
 
 BEGAN_NS = 1_700_000_000_000_000_000

@@ -13,7 +13,7 @@ from tests.compose.history import exporting
 from tests.compose.history.exporting import json_lines, spans
 from tests.streams.make import otlp
 from tests.streams.normalize.test_dialects import read
-from tracegrad.compose.history.call_lines import SCOPE, read_call_line
+from tracegrad.compose.history.exports.call_lines import SCOPE, read_call_line
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.otlp.read import spans_of
 from tracegrad.schemas.otlp.values import attributes_of

@@ -25,8 +25,8 @@ from tests.compose.history.exporting import (
     value_of,
     zstd,
 )
-from tracegrad.compose.history import file_items
-from tracegrad.compose.history.exported_files import Place, list_files, read_files
+from tracegrad.compose.history.exports import file_items
+from tracegrad.compose.history.exports.exported_files import Place, list_files, read_files
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.otlp.signal import LOGS, TRACES
 

@@ -13,8 +13,8 @@ import pytest
 from tests.compose.history.exporting import framed, json_lines, zstd
 from tests.compose.history.test_foreign_kafka import episodes_of, exported, trace_ids
 from tracegrad.compose.cli import app
-from tracegrad.compose.history import import_files as importing
-from tracegrad.compose.history.call_lines import read_call_line
+from tracegrad.compose.history.exports import import_files as importing
+from tracegrad.compose.history.exports.call_lines import read_call_line
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import INTERRUPTED
 from tracegrad.compose.run.show import Show

@@ -100,6 +100,7 @@ def test_an_atif_step_is_a_call_with_the_steps_before_it(tmp_path: Path) -> None
         ("gemini-2.5-pro", None, "harbor-agent", tmp_path.name),
     ]
     assert (first.rewards, second.rewards) == ({}, {"reward": 1.0})
+    assert first.call.lacks == second.call.lacks == ()
     assert first.call.started_ns == 1_760_178_602_000_000_000
 
 
@@ -125,7 +126,7 @@ def test_terminus_steps_tell_exact_ids(tmp_path: Path) -> None:
     prompt, sampled = ids_to_bytes([100, 101, 102]), ids_to_bytes([200, 201, 202])
     assert first.ids == ToldIds(prompt=prompt, sampled=sampled, logprobs=logprobs_to_bytes([-0.01, -0.02, -0.03]))
     assert second.ids == ToldIds(prompt=prompt, sampled=sampled)
-    assert (first.tools, second.tools) == ((), ())
+    assert (first.tools, second.tools, first.lacks, second.lacks) == ((), (), (), ())
     assert second.messages is not None and second.messages[-1] == ChatMessage(role="user", content="def foo()")
 
 

@@ -104,6 +104,7 @@ def test_langfuse_generations_become_calls(tmp_path: Path) -> None:
     assert said == "3 written, 1 twice, on the boundary of two exports"
     first, second, third = calls(lines)
     assert (first.call.messages, first.call.tools, first.call.answer) == ((PROMPT,), (TOOL,), ASKED)
+    assert (first.call.lacks, second.call.lacks) == ((), ("no_tools_told",))
     result = ChatMessage(role="tool", tool_call_id="call_0", content="sunny")
     assert second.call.messages == (PROMPT, ASKED, result)
     assert (second.call.tools, second.call.answer) == (None, SAID)

@@ -102,6 +102,7 @@ def test_phoenix_spans_become_calls(phoenix: Phoenix) -> None:
     assert said == "2 no calls, or around another, 2 written"
     first, second = calls(lines)
     assert (first.call.messages, first.call.tools, first.call.answer) == ((PROMPT,), (TOOL,), ASKED)
+    assert (first.call.lacks, second.call.lacks) == ((), ("no_tools_told",))
     assert second.call.messages == (
         PROMPT,
         ChatMessage(role="assistant", tool_calls=(OSLO, ToolCall(id="call_1", name="get_weather", arguments="{}"))),

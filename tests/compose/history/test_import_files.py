@@ -17,9 +17,9 @@ from tests.compose.history.exporting import BEGAN_NS, framed, json_lines, logs, 
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS, otlp, span, spans_of
 from tracegrad.compose.files import read_record, write_record
-from tracegrad.compose.history import import_files as module
-from tracegrad.compose.history.exported_files import FileList, list_files
-from tracegrad.compose.history.import_files import ImportProgress, import_files
+from tracegrad.compose.history.exports import import_files as module
+from tracegrad.compose.history.exports.exported_files import FileList, list_files
+from tracegrad.compose.history.exports.import_files import ImportProgress, import_files
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.otlp.signal import LOGS

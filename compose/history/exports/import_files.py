@@ -30,7 +30,7 @@ from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
-from ..files import read_record, write_record
+from ...files import read_record, write_record
 from .exported_files import FileItem, FileList, Place, ended_ns, read_files
 from .file_items import LostBytes
 

@@ -1,0 +1,1 @@
+"""Files of exported telemetry, as a source run's log."""
