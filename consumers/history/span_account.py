@@ -18,7 +18,7 @@ from tracegrad.schemas.topics import Topic
 _FATES = {
     "emitted": "in episodes",
     "not_selected": "not selected",
-    "unattributed": "of traces without agent, model or tool",
+    "unattributed": "of traces without call, agent or tool",
     "late": "late or let go",
     "refused": "in dead letters",
     "forwarded": "doubled",

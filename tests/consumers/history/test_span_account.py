@@ -62,7 +62,7 @@ def test_each_fate_is_counted() -> None:
         "unaccounted": 0,
     }
     assert text == (
-        "spans: 10 read = 3 in episodes + 1 not selected + 1 of traces without agent, model or tool + "
+        "spans: 10 read = 3 in episodes + 1 not selected + 1 of traces without call, agent or tool + "
         "1 late or let go + 4 in dead letters; 0 unaccounted"
     )
 
