@@ -205,7 +205,8 @@ def test_a_new_run_begins_where_it_is_told(broker: str, tmp_path: Path) -> None:
         spans = wiring.topics.name(Topic.OTLP_SPANS)
         if not begins:
             create_topics(log, wiring.topics, plan_topics(wiring.topics, policies=("policy",), kafka=kafka))
-            appended = [log.writer().append(spans, key=b"k", value=b"v", timestamp_ms=1000 * n) for n in (1, 2, 3)]
+            writer = log.writer()
+            appended = [writer.append(spans, key=b"k", value=b"v", timestamp_ms=1000 * n) for n in (1, 2, 3)]
             (partition,) = {done.result(30).partition for done in appended}
         for _ in range(2):
             prepare_topics(wiring)
