@@ -18,7 +18,7 @@ import msgspec
 
 from tracegrad.consumers.engine.engine_control import VllmControl
 from tracegrad.schemas.credentials import bearer
-from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 
@@ -26,33 +26,10 @@ from ..die_with_parent import guarded
 from ..engine.failed_start import explain, read_failed_start
 from ..engine.server import engine_command
 from ..loopback import LOOPBACK, answers, free_port
-from ..run.report import read_results, version_folders
 from ..run.wiring import Wiring
 
 _READY_TIMEOUT_S = 300.0
 _LOG_END = 64_000
-
-
-def folder_of(wiring: Wiring, version: int | None) -> tuple[str, int]:
-    """Where a version lies, and its number. None: the best that the held-out tasks found, else the newest, also where
-    none did better than the model that training began with.
-
-    Raises ConfigurationError when it lies nowhere.
-    """
-    # Not by the topics, whose broker has gone with the run.
-    there, results = version_folders(wiring.run_dir.weights), read_results(wiring.run_dir)
-    best = results.best if results is not None else None
-    if version is None and best is not None and best.version > 0 and best.folder and Path(best.folder).is_dir():
-        return best.folder, best.version
-    newest_first = list(reversed(there))
-    wanted = version if version is not None else newest_first[0].version if newest_first else 0
-    for found in newest_first:
-        if found.version == wanted:
-            return str(there[found]), wanted
-    if wanted == 0:
-        return wiring.settings.policy.needed_model(), 0
-    have = ", ".join(str(number) for number in sorted({0, *(found.version for found in there)}))
-    raise ConfigurationError(f"--version {wanted}: its folder is gone ([trainer] keep_versions); there are {have}")
 
 
 class ChatEngine:

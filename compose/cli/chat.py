@@ -70,16 +70,17 @@ def _sides(
     wiring: Wiring, version: int | None, before: bool, open_: ExitStack
 ) -> tuple[list[Side], str, str | None, bool]:
     """Who is asked; URL and token of who answers; whether it is an engine of ours."""
-    from ..chat.engine import ChatEngine, folder_of
+    from ..chat.engine import ChatEngine
     from ..chat.talk import Side
+    from ..run.report import served_folder
 
     if wiring.run_dir.is_locked() and version is None and not before:
         if wiring.settings.select.train:
             echo("this run learns from what people say of its answers: yours count among them", is_error=True)
         side = Side(name=f"run {wiring.record.name}, the version that serves now", version=None, choose=lambda: None)
         return [side], wiring.endpoints.llm_url, wiring.runner().llm_token, False
-    folder, number = folder_of(wiring, version)
-    start = folder_of(wiring, 0)[0] if before else folder
+    folder, number = served_folder(wiring, version)
+    start = served_folder(wiring, 0)[0] if before else folder
     echo(f"starting an engine from {start}; with a small model half a minute", is_error=True)
     engine = open_.enter_context(ChatEngine(wiring, start))
     sides = (

@@ -45,10 +45,9 @@ from tracegrad.trainer.history.compare import supervised
 from tracegrad.trainer.history.config import History as TrainedHistory
 from tracegrad.trainer.history.config import Mode
 
-from ..engine.fetch_model import with_local_model
 from ..files import write_atomically, write_record
 from ..run.pipeline import history_specs, prepare_run, prepare_topics
-from ..run.report import newest_folder
+from ..run.report import newest_folder, with_start_model
 from ..run.run_dir import RunDir
 from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
@@ -101,7 +100,8 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
         check_source(request, source)
         if request.mode is not None or settings.history is not None:
             settings.policy.needed_model()
-            settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
+            policy = with_start_model(settings.policy, RunDir(path.resolve()), show.say)
+            settings = msgspec.structs.replace(settings, policy=policy)
             check_vocabulary(source.settings.policy.model, settings.policy.model)
         _check_functions(settings)
         if request.grader:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tracegrad.producers.llm_gateway.config import RUN_MODEL
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import PathKind, Section, nearest, section_of
 
@@ -253,6 +254,8 @@ def _absolute_paths(data: dict[str, Any], folder: Path) -> None:
 
 def _absolute(text: str, kind: PathKind, folder: Path) -> str:
     if kind is PathKind.PROGRAM and "/" not in text:
+        return text
+    if kind is PathKind.MODEL and text.startswith(RUN_MODEL):
         return text
     if kind is PathKind.MODEL and _HUB_NAME.fullmatch(text) and not Path(folder, text).exists():
         return text

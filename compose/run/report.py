@@ -10,6 +10,7 @@ UnavailableError.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,17 +20,19 @@ from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.consumers.views.held_out import held_out_text
 from tracegrad.consumers.views.progress import last_steps
 from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_of
+from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.watch import fold_present
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.producers.llm_gateway.config import RUN_MODEL, PolicyConfig
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.log.follow import PATIENCE_S
 from tracegrad.schemas.reasons import Reason, row_of
 from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest, folder_of
 
+from ..engine.fetch_model import with_local_model
 from ..files import write_record
 from .run_dir import AUDIT, RunDir
-from .session import run_state
 from .show import Show
 from .wiring import Wiring
 
@@ -202,3 +205,45 @@ def version_folders(weights: Path) -> dict[Version, Path]:
 def newest_folder(weights: Path) -> str | None:
     """The folder of the newest version under a run's weights; None without one."""
     return next((str(path) for path in reversed(version_folders(weights).values())), None)
+
+
+def run_state(wiring: Wiring) -> RunState:
+    """What the views of a run read, empty."""
+    policy, weights = wiring.settings.policy.name, str(wiring.run_dir.weights)
+    return RunState(wiring.topics, wiring.record.hash, policy, root=weights)
+
+
+def served_folder(wiring: Wiring, version: int | None) -> tuple[str, int]:
+    """Where a version lies, and its number. None: the best that the held-out tasks found, else the newest, also where
+    none did better than the model that training began with.
+
+    Raises ConfigurationError when it lies nowhere.
+    """
+    # Not by the topics, whose broker has gone with the run.
+    there, results = version_folders(wiring.run_dir.weights), read_results(wiring.run_dir)
+    best = results.best if results is not None else None
+    if version is None and best is not None and best.version > 0 and best.folder and Path(best.folder).is_dir():
+        return best.folder, best.version
+    newest_first = list(reversed(there))
+    wanted = version if version is not None else newest_first[0].version if newest_first else 0
+    for found in newest_first:
+        if found.version == wanted:
+            return str(there[found]), wanted
+    if wanted == 0:
+        return wiring.settings.policy.needed_model(), 0
+    have = ", ".join(str(number) for number in sorted({0, *(found.version for found in there)}))
+    raise ConfigurationError(f"--version {wanted}: its folder is gone ([trainer] keep_versions); there are {have}")
+
+
+def with_start_model(policy: PolicyConfig, run_dir: RunDir, say: Callable[[str], None]) -> PolicyConfig:
+    """The policy with a folder as model: of `run:NAME` the best version of a run beside this one, looked up once; a
+    name on the hub is fetched. Raises ConfigurationError."""
+    name = policy.model or ""
+    if not name.startswith(RUN_MODEL):
+        return with_local_model(policy, say)
+    if run_dir.is_made:
+        return msgspec.structs.replace(policy, model=run_dir.settings.policy.model)
+    other = RunDir.open(run_dir.path.parent / name.removeprefix(RUN_MODEL))
+    folder, version = served_folder(Wiring(other), None)
+    say(f"[policy] model = {name}: version {version}, in {folder}")
+    return msgspec.structs.replace(policy, model=folder)

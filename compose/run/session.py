@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.consumers.views.activity import activity_in
-from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, Lines, StepLines, TrafficLines
 from tracegrad.consumers.views.watch import Watcher, known_lag
 from tracegrad.producers.runner.config import AgentConfig
@@ -25,10 +24,10 @@ from tracegrad.producers.runner.sandbox import Sandbox
 from tracegrad.producers.tasks.dataset import read_tasks
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, UnavailableError
 
-from ..engine.fetch_model import with_local_model
 from . import pipeline
 from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, PipelinePart, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
+from .report import run_state, with_start_model
 from .run_dir import RunDir
 from .settings import RunSettings
 from .show import Show, introduce, offer
@@ -71,7 +70,7 @@ def run_session(
         run_dir = _no_replay(RunDir(path.resolve()))
         if only not in PARTS_WITHOUT_MODEL:
             settings.policy.needed_model()
-        settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
+        settings = msgspec.structs.replace(settings, policy=with_start_model(settings.policy, run_dir, show.say))
         runs_tasks = for_training or (settings.only_holds_out and only is None)
         if runs_tasks and settings.tasks is not None:
             for file in filter(None, (settings.tasks.file, settings.tasks.eval_file)):
@@ -310,9 +309,3 @@ def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
             publish_every=settings.publish.every,
         )
     return Watcher(wiring.log(), wiring.topics, run_state(wiring), lines, show.event, begin="end")
-
-
-def run_state(wiring: Wiring) -> RunState:
-    """What the views of a run read, empty."""
-    policy, weights = wiring.settings.policy.name, str(wiring.run_dir.weights)
-    return RunState(wiring.topics, wiring.record.hash, policy, root=weights)

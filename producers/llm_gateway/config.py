@@ -19,6 +19,10 @@ GRACE_S = 10
 away take all of it."""
 
 
+RUN_MODEL = "run:"
+"""How `[policy] model` names another run."""
+
+
 class PolicyConfig(Section, frozen=True, kw_only=True):
     """`[policy]`: the model that learns."""
 
@@ -28,7 +32,8 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     """Other names by which agents ask for it, such as "gpt-4o-mini", exactly as they are sent; any other model is
     answered by 404."""
     model: Model | None = None
-    """A Hugging Face folder (config, tokenizer, safetensors), or a hub name where a hub is reachable. None: there is no
+    """A Hugging Face folder (config, tokenizer, safetensors), `run:NAME` (the best version of another run, else its
+    newest; looked up once, when the run is made), or a hub name where a hub is reachable. None: there is no
     policy, and `tracegrad up --only capture` passes calls on to `[[upstream]]` alone."""
     chat_template: File | None = None
     """A Jinja chat template of your own, instead of the model's, for a family whose turns do not merge

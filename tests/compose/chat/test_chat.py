@@ -17,12 +17,12 @@ import msgspec
 import pytest
 
 from tracegrad.compose.chat.agent import ChatAgent, with_folder
-from tracegrad.compose.chat.engine import folder_of
 from tracegrad.compose.chat.relay import Relay, Turn, said, tool_results
 from tracegrad.compose.chat.talk import Side, Talk
 from tracegrad.compose.files import write_record
+from tracegrad.compose.run.load import load
+from tracegrad.compose.run.report import run_state, served_folder, with_start_model
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
-from tracegrad.compose.run.session import run_state
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.views.held_out import HeldOut
@@ -253,18 +253,39 @@ def test_the_best_version_answers_else_the_newest_else_the_one_that_is_named(tmp
     run_dir = RunDir.create(tmp_path / "mine", settings)
     run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
     wiring, run = Wiring(run_dir), run_dir.record.hash
-    assert folder_of(wiring, None) == ("start", 0)
+    assert served_folder(wiring, None) == ("start", 0)
     for version in (7, 12):
         (run_dir.weights / f"{run}-v{version}-e1").mkdir()
-    assert folder_of(wiring, None) == (str(run_dir.weights / f"{run}-v12-e1"), 12)
-    assert folder_of(wiring, 7)[1] == 7
+    assert served_folder(wiring, None) == (str(run_dir.weights / f"{run}-v12-e1"), 12)
+    assert served_folder(wiring, 7)[1] == 7
     with pytest.raises(ConfigurationError, match=r"--version 9: .*there are 0, 7, 12"):
-        folder_of(wiring, 9)
+        served_folder(wiring, 9)
     reported(wiring, 7, folder := str(run_dir.weights / f"{run}-v7-e1"))
-    assert folder_of(wiring, None) == (folder, 7)
+    assert served_folder(wiring, None) == (folder, 7)
     moved = Wiring(RunDir.open(run_dir.path.rename(tmp_path / "theirs")))
     for _ in range(2):
-        assert folder_of(moved, None) == (str(tmp_path / "theirs" / "trainer" / "weights" / f"{run}-v7-e1"), 7)
+        assert served_folder(moved, None) == (str(tmp_path / "theirs" / "trainer" / "weights" / f"{run}-v7-e1"), 7)
         shutil.copytree(tmp_path / "theirs", tmp_path / "mine", dirs_exist_ok=True)  # the original comes back
     reported(wiring, 0, str(tmp_path))
-    assert folder_of(wiring, None)[1] == 12, "what nobody trained is not what one asks for"
+    assert served_folder(wiring, None)[1] == 12, "what nobody trained is not what one asks for"
+
+
+def test_a_run_may_start_from_the_best_version_of_another(tmp_path: Path) -> None:
+    """Which one that is, is looked up when the run is made, and never again: the other may go on."""
+    settings = RunSettings(run="mine", policy=PolicyConfig(model="start"))
+    other = RunDir.create(tmp_path / "mine", settings)
+    other.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
+    (first := other.weights / f"{other.record.hash}-v3-e1").mkdir()
+    asked, said = PolicyConfig(model="run:mine"), list[str]()
+    policy = with_start_model(asked, RunDir(tmp_path / "next"), said.append)
+    assert policy.model == str(first) and said == [f"[policy] model = run:mine: version 3, in {first}"]
+    made = RunDir.create(tmp_path / "next", RunSettings(run="next", policy=policy))
+    made.write_start(
+        made.settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",))
+    )
+    (other.weights / f"{other.record.hash}-v9-e1").mkdir()
+    assert with_start_model(asked, made, said.append).model == str(first)
+    with pytest.raises(ConfigurationError, match="expected a run folder"):
+        with_start_model(PolicyConfig(model="run:nobody"), RunDir(tmp_path / "third"), said.append)
+    loaded = load(None, environ={}, flags={"run": "x", "policy.model": "run:mine"})
+    assert loaded.policy.model == "run:mine"

@@ -135,7 +135,7 @@ def test_what_was_folded_alone_is_trained_on_later_without_a_raw_record(
     """By the same command with a mode; and a training that was stopped goes on without the source."""
     trained = []
     monkeypatch.setattr(history, "supervise", lambda onlookers, *_, **__: trained.append(onlookers.wiring.record.name))
-    monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
+    monkeypatch.setattr(history, "with_start_model", lambda policy, *_: policy)
     asked, policy = {"mode": "offline"}, PolicyConfig(model="/somewhere")
     assert replayed(tmp_path, {}, policy=policy)[0] == 0
     assert (trained, len(groups_of(runs[1], tmp_path))) == ([], 3)
@@ -153,7 +153,7 @@ def test_a_replay_with_nothing_to_train_says_why_and_starts_no_trainer(
     """Status 1, and no version: its start model would be published as one. Also where it was folded before."""
     trained = []
     monkeypatch.setattr(history, "supervise", lambda *_, **__: trained.append(1))
-    monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
+    monkeypatch.setattr(history, "with_start_model", lambda policy, *_: policy)
     named = {"policy": PolicyConfig(model="/somewhere"), "replay": ReplayConfig(bound=1.5)}
     if is_folded:
         assert replayed(tmp_path, {}, **named)[0] == 0
@@ -171,7 +171,7 @@ def test_a_replay_whose_conversations_nobody_groups_says_so(
     runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No group was made: what the episodes say is told."""
-    monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
+    monkeypatch.setattr(history, "with_start_model", lambda policy, *_: policy)
     policy = PolicyConfig(model="/somewhere")
     select, feedback = SelectConfig(capture_all=True), SETTINGS.feedback
     status, told = replayed(tmp_path, {"mode": "filter"}, policy=policy, select=select, feedback=feedback)
@@ -189,7 +189,7 @@ def test_a_replay_that_trained_says_what_next(
         return 0
 
     monkeypatch.setattr(history, "supervise", train)
-    monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
+    monkeypatch.setattr(history, "with_start_model", lambda policy, *_: policy)
     status, told = replayed(tmp_path, {"mode": "offline"}, policy=PolicyConfig(model="/somewhere"))
     assert status == 0 and "what next:" in told.lines
 
