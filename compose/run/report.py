@@ -241,7 +241,7 @@ def with_start_model(policy: PolicyConfig, run_dir: RunDir, say: Callable[[str],
     name = policy.model or ""
     if not name.startswith(RUN_MODEL):
         return with_local_model(policy, say)
-    if run_dir.is_made:
+    if run_dir.config.exists():
         return msgspec.structs.replace(policy, model=run_dir.settings.policy.model)
     other = RunDir.open(run_dir.path.parent / name.removeprefix(RUN_MODEL))
     folder, version = served_folder(Wiring(other), None)

@@ -279,10 +279,9 @@ def test_a_run_may_start_from_the_best_version_of_another(tmp_path: Path) -> Non
     asked, said = PolicyConfig(model="run:mine"), list[str]()
     policy = with_start_model(asked, RunDir(tmp_path / "next"), said.append)
     assert policy.model == str(first) and said == [f"[policy] model = run:mine: version 3, in {first}"]
-    made = RunDir.create(tmp_path / "next", RunSettings(run="next", policy=policy))
-    made.write_start(
-        made.settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",))
-    )
+    settings = RunSettings(run="next", policy=policy)
+    made = RunDir.create(tmp_path / "next", settings)
+    made.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
     (other.weights / f"{other.record.hash}-v9-e1").mkdir()
     assert with_start_model(asked, made, said.append).model == str(first)
     with pytest.raises(ConfigurationError, match="expected a run folder"):
