@@ -50,6 +50,9 @@ class CallContent(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the answer came in pieces: one without a finish reason was cut."""
 
 
+_NO_CONTENT = CallContent()
+
+
 class CallBodies(NamedTuple):
     """A request and its response, as an API has them or a convention spells them; JSON or decoded, None: not told."""
 
@@ -71,7 +74,7 @@ class Convention(NamedTuple):
 
 def merged(contents: Iterable[CallContent]) -> CallContent:
     """One of all, the first being believed first."""
-    all_ = [*contents, CallContent()]
+    all_ = [*contents, _NO_CONTENT]
     rest = {
         name: next((told for one in all_ if (told := getattr(one, name)) is not None), None)
         for name in CallContent.__struct_fields__[2:]

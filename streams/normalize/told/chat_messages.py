@@ -62,12 +62,17 @@ class MessageReading(NamedTuple):
     """Why the messages are not, to the last character, those of the call."""
 
 
+_NOTHING = MessageReading()
+
+
 def read_messages(value: object, *, role: str | None = None) -> MessageReading:
     """Of a list of messages, of one, or their JSON; None: of nothing. `role` is whose a bare text is; without it, such
     a text is cut JSON."""
+    if value is None or value == []:
+        return _NOTHING
     flaws: set[Reason] = set()
     try:
-        items = [] if value is None else _items(value, role)
+        items = _items(value, role)
         items = items if len(items) <= _MAX_MESSAGES else [None]
         made = tuple(message for item in _whole_answers(items) for message in _messages(item, role, flaws))
     except RecursionError:
@@ -92,7 +97,7 @@ def system_message(value: object) -> MessageReading:
 
 def in_order(readings: Iterable[MessageReading]) -> MessageReading:
     """All of them, one behind the other; none where one that should be there is not whole."""
-    all_ = list(readings)
+    all_ = [one for one in readings if one is not _NOTHING]
     flaws = frozenset[Reason]().union(*(one.flaws for one in all_))
     made = tuple(message for one in all_ for message in one.messages or ())
     return MessageReading(made if made and flaws.isdisjoint(_UNSHOWN) else None, flaws)
