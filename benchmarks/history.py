@@ -6,7 +6,7 @@ Two processes of examples/calculator/agent.py, unchanged and traced by OpenInfer
 model of OpenAI's form that is right three times in four, by the seed and the question. Their exporters' requests lie on
 a topic as a Collector writes them: several requests a message, several traces a request, no key. Then, as a user would:
 
-    tracegrad replay --from topic:collected --into told examples/calculator/history.toml --mode filter --grader ..
+    tracegrad replay examples/calculator/history.toml --from topic:collected --into told --mode filter --grader ..
     tracegrad train examples/calculator/tracegrad.toml --model (its last version) --steps N
 
 The second command's first pass is the held-out score of what the spans taught, before anything else is learnt;
@@ -289,8 +289,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         for number, message in enumerate(messages):
             writer.append(TOPIC, key=None, value=message, partition=number % PARTITIONS).result(30)
         writer.close()
-        command = [TRACEGRAD, "replay", "--from", f"topic:{TOPIC}", "--bootstrap-servers", kafka.bootstrap_servers]
-        command += ["--into", "told", str(CALCULATOR / toml), "--mode", mode]
+        command = [TRACEGRAD, "replay", str(CALCULATOR / toml), "--from", f"topic:{TOPIC}", "--into", "told"]
+        command += ["--bootstrap-servers", kafka.bootstrap_servers, "--mode", mode]
         command += ["--grader", f"{CALCULATOR / 'grade.py'}:grade", "--tasks", str(file)]
         command += ["--set", f"seed={given.seed}", *(part for one in more for part in ("--set", one))]
         told, seconds = timed(command, folder, "replay")
