@@ -168,6 +168,12 @@ def test_the_workers_benchmark_folds_as_the_worker_asks() -> None:
         assert [*own] == [*asked], name
 
 
+def test_the_benchmark_of_told_calls_still_runs() -> None:
+    """With and without rendering."""
+    for more in ((), ("--render", "examples/calculator/policy")):
+        assert ran("told_calls", "--spans", "90", *more)[0].startswith("10 episodes, ")
+
+
 def test_normalize_benchmark_still_runs() -> None:
     """One round: a line for each kind of spans."""
     assert [line[:26].strip() for line in ran("normalize", "--rounds", "1")] == [

@@ -139,9 +139,8 @@ class HistoryJudge:
         """The episode as it is rated."""
         task, output = self._task(facts), _output(episode)
         self.counts["tasks"] += task.expected is not None
-        episode = msgspec.structs.replace(
-            episode, task_id=task.id, output=None if output is None else json.dumps(output)
-        )
+        # An agent that gave no answer is rated for it, as in a live run.
+        episode = msgspec.structs.replace(episode, task_id=task.id, output=json.dumps(output))
         given, why = [*_said_in_spans(facts)], ""
         if self._rewards is not None:
             given += self._rewards.rewards(episode, facts)

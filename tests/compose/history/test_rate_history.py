@@ -135,3 +135,20 @@ def test_a_grader_gets_the_task_of_the_file_and_what_the_agent_answered(tmp_path
         episode = rated(judge)
     assert (episode.task_id, episode.reward) == ("7", 1.0)
     assert [one.source for one in episode.rewards] == ["grader:grade"]
+
+
+def test_an_agent_that_gave_no_answer_is_graded_for_it(tmp_path: Path) -> None:
+    """As in a live run; left out, a failure would teach nothing."""
+    (tmp_path / "grade.py").write_text(
+        "def grade(task, output, attempt):\n    return -1.0 if output is None else 1.0\n"
+    )
+    settings = load(
+        None,
+        environ={},
+        flags={"run": "x", "history.models": '["*"]', "reward.grader": f"{tmp_path}/grade.py:grade"},
+    )
+    with rating(settings, None, Metrics()) as judge:
+        made = streams(HistoryConfig(models=("*",)), judge=judge)
+        made.feed(request(agent_span(TRACE, 1, "clerk"), chat(2, "")))
+        made.tick(0.0, 1e6, 2e6)
+    assert made.episode.reward == -1.0
