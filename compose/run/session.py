@@ -272,7 +272,7 @@ def _ended_otherwise(outcome: Outcome, wiring: Wiring, show: Show) -> int:
     if (command := replay_command(wiring.run_dir)) is not None:
         show.say(f"stopped; the same command goes on: {command}, and the FILE and the --set that it had")
     else:
-        show.say(f"stopped; start run {wiring.record.name} again to resume it")
+        show.say(f"stopped; to resume it, give the same command with --run {wiring.record.name}")
     return INTERRUPTED
 
 
