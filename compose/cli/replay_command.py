@@ -152,6 +152,7 @@ def replay(
             meant = _foreign_range(from_, asked, into, runs_dir, show, dry_run)
             rating = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
             settings = _settings_of(meant.source.settings, file, flags | _texts(rating), None)
+            _check_history(settings, mode)
         else:
             _check_left_out(from_, {**elsewhere, "--rewards": rewards, "--tasks": tasks})
             meant = history_range(from_, to, source_dir, runs_dir, into, where)
@@ -166,6 +167,14 @@ def _check_left_out(from_: str, given: Mapping[str, object]) -> None:
     """Raises ConfigurationError for what does not go with this source."""
     if named := [flag for flag, value in given.items() if value is not None]:
         raise ConfigurationError(f"--from {from_}: {', '.join(named)} does not go with it; leave that out")
+
+
+def _check_history(settings: RunSettings, mode: Mode | None) -> None:
+    if mode is not None and settings.history is None:
+        raise ConfigurationError(
+            "--mode: expected a section [history] that names the models whose answers are to be learned, got none; put "
+            "it into FILE, or --set 'history.models=[\"gpt-4o*\"]': --dry-run lists the models of the spans"
+        )
 
 
 def _texts(flags: Mapping[str, object]) -> dict[str, str]:

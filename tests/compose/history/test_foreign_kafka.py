@@ -70,7 +70,7 @@ def test_a_topic_of_spans_becomes_episodes_of_all_its_traces(
     before = topics_on(kafka_log)
     replay(topic, broker, tmp_path, "--dry-run")
     assert f"{2 * len(values) - 2} spans in {len(values) - 1} traces" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
     replay(topic, broker, tmp_path)
     writer.append(topic, key=None, value=values[-1]).result(30)
     made = episodes_of(RunDir.open(tmp_path / "again"))
@@ -143,6 +143,10 @@ def test_what_cannot_be_a_source_is_refused_before_anything_is_written(
         replay(empty, broker, tmp_path)
     with pytest.raises(ConfigurationError, match="expected topic 'nowhere'"):
         replay("nowhere", broker, tmp_path)
+    told = new_topic(kafka_log)
+    kafka_log.writer().append(told, key=None, value=exported()[0]).result(30)
+    with pytest.raises(ConfigurationError, match=r"expected a section \[history\]"):
+        replay(told, broker, tmp_path / "other", "--mode", "filter")
     with pytest.raises(ConfigurationError, match="--to does not go with it"):
         replay(empty, broker, tmp_path, "--to", "PT1H")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
