@@ -39,6 +39,7 @@ from ..run.settings import RunSettings
 from ..run.show import Show
 from .regrade import RecordedTasks, Regrader, grading
 
+_MAX_REASONS, _MAX_REASON = 20, 200
 _KINDS = ("response_id", "span_id", "trace_id", "conversation")
 
 
@@ -131,6 +132,8 @@ class HistoryJudge:
     def __init__(self, tasks: Path | None, rewards: Path | None, grader: Regrader | None, metrics: Metrics) -> None:
         self.counts: Counter[str] = Counter()
         self._metrics = metrics
+        self._unrated: Counter[str] = Counter()
+        """Why the grader gave no reward."""
         self._tasks = {_text(task.input): task for task in read_tasks(tasks)} if tasks is not None else {}
         self._rewards = RewardFile(rewards) if rewards is not None else None
         self._grader = grader
@@ -160,6 +163,8 @@ class HistoryJudge:
             return episode
         rated = graded_anew(episode, given, replaced=(), why=why)
         self.counts["rated" if rated.reward is not None else "unrated"] += 1
+        if rated.reward is None:
+            self._unrated[rated.unscored[:_MAX_REASON] if len(self._unrated) < _MAX_REASONS else "others"] += 1
         return rated
 
     def _task(self, facts: Sequence[CallFact]) -> Task:
@@ -175,7 +180,11 @@ class HistoryJudge:
         lines += [f"  {told[why]} {reason_text(why)}" for why in sorted(told, key=lambda why: (-told[why], why))]
         show.result("told_calls", told, lines)
         fields = dict(self.counts)
+        if self._grader is not None and not fields.get("rated") and self._unrated:
+            why = ", ".join(f"{num} {reason}" for reason, num in self._unrated.most_common())
+            raise ConfigurationError(f"--grader: expected episodes that it gives a reward, got none: {why}")
         lines = [f"rated: {fields.get('rated', 0)} episodes"]
+        lines += [f"  {num} without a reward: {reason}" for reason, num in self._unrated.most_common()]
         if self._tasks:
             lines.append(f"tasks: {fields.get('tasks', 0)} episodes begin with an input of the file")
         if self._rewards is not None:

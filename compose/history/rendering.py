@@ -100,9 +100,14 @@ class HistoryRenderer:
         if not len(prompt) or not len(answer) or both.min() < 0 or not self._template.text([int(both.max())]):
             return None
         asked = _comparable(self._template.text(prompt.tolist()))
-        told = [it.content for it in call.messages or () if it.role != "assistant" and it.content]
+        told = [it.content for it in call.messages or () if it.content]
         is_told = "".join(told).strip() and (call.answer.tool_calls or (call.answer.content or "").strip())
         if not is_told or not all(_spells(asked, it) for it in told) or not self._says(answer.tolist(), call.answer):
+            return None
+        if (
+            not call.answer.tool_calls
+            and self._content(answer.tolist()) != _comparable(call.answer.content or "").strip()
+        ):
             return None
         temperature = self._rules.temperature if call.sampling.temperature is None else call.sampling.temperature
         masked = ""
@@ -161,7 +166,13 @@ class HistoryRenderer:
         said = (call.answer.content or "", call.answer.reasoning or "", *(it.arguments for it in asked))
         if any(end in text for end in self._terminals.values() for text in said):
             return Reason.SPELLS_END
-        return ""
+        # Who called a tool had it, whatever the list says.
+        return "" if {it.name for it in asked} <= {it.name for it in call.tools} else Reason.NO_TOOLS_TOLD
+
+    def _content(self, ids: Sequence[int]) -> str:
+        """What ids spell behind a model's thoughts, without the end."""
+        ids = ids[:-1] if ids and ids[-1] in self._terminals else ids
+        return _comparable(self._template.text(ids)).rpartition("</think>")[2].strip()
 
     def _says(self, ids: Sequence[int], answer: ChatMessage) -> bool:
         """Whether ids spell the answer. Content beside tool calls is not looked for: some templates have no place for
@@ -295,8 +306,13 @@ def _request(call: ToldCall) -> ChatRequest:
         Message(role=role, **{name: getattr(it, name) for name in _MESSAGE_FIELDS})
         for role, it in zip(roles, (*call.messages, call.answer), strict=True)
     )
-    tools = (Tool(name=it.name, description=it.description, parameters=it.parameters) for it in call.tools or ())
+    tools = (_tool(it) for it in call.tools or ())
     return ChatRequest(messages=tuple(messages), tools=tuple(tools) or None)
+
+
+def _tool(told: ToolDefinition) -> Tool:
+    parameters = None if told.parameters is None else json.loads(told.parameters)
+    return Tool(name=told.name, description=told.description, parameters=parameters, is_strict=told.strict)
 
 
 def _roles(messages: Sequence[ChatMessage]) -> list[str]:
@@ -321,8 +337,9 @@ def _spells(text: str, piece: str) -> bool:
 
 
 def _texts(arguments: str) -> list[str]:
-    """Those of a tool call's arguments that are texts."""
-    return [value for value in (object_of(arguments) or {}).values() if isinstance(value, str)]
+    """Those of a tool call's arguments that are texts or numbers."""
+    found = (object_of(arguments) or {}).values()
+    return [value if isinstance(value, str) else json.dumps(value) for value in found if isinstance(value, str | int)]
 
 
 def _result(work: Coroutine[Any, Any, T]) -> T:

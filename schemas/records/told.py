@@ -6,8 +6,6 @@ Invariant: texts are the teller's own, never mended; what is not told is None, a
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from .calls import ToolCall
@@ -38,8 +36,8 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments."""
+    parameters: str | None = None
+    """JSON schema of its arguments, as text: templates write its keys in their order, which records do not keep."""
     strict: bool | None = None
     """As it was asked for; templates write it where it is."""
 

@@ -79,7 +79,8 @@ class ToldCalls:
         chosen = {key: call for key, call in told.items() if self._is_chosen(call, agents[key], tree)}
         found = self._with_tools(chosen, agents)
         superseded = _superseded(found, agents)
-        order = sorted(found, key=lambda key: (found[key].started_ns, key))
+        # Of several at one time, as clocks of seconds tell it, the one whose prompt holds the others' answers is later.
+        order = sorted(found, key=lambda key: (found[key].started_ns, len(found[key].messages or ()), key))
         made = [self._fact(found[key], number, is_superseded=key in superseded) for number, key in enumerate(order)]
         for fact in made:
             metrics.add(TOLD_CALLS, fact.masked or "exact")
@@ -187,7 +188,10 @@ def _without_doubles(told: Mapping[SpanKey, ToldCall]) -> dict[SpanKey, ToldCall
         call = told[key]
         words = msgspec.msgpack.encode((call.messages, call.answer)) if _is_whole(call) else key
         same = [one for one in seen.get(words, ()) if one.started_ns < call.ended_ns and call.started_ns < one.ended_ns]
-        if same or (call.response_id and call.response_id in seen):
+        if (twin := next(iter(same or seen.get(call.response_id or "", [])), None)) is not None:
+            place = twin.trace_id, twin.span_id
+            rewards = (*found[place].rewards, *call.rewards)
+            found[place] = msgspec.structs.replace(found[place], rewards=tuple(dict.fromkeys(rewards)))
             continue
         found[key] = call
         for name in (words, call.response_id):
@@ -210,7 +214,7 @@ def _superseded(calls: Mapping[SpanKey, ToldCall], agents: Mapping[SpanKey, str 
         key
         for same in asked.values()
         for key in same
-        if any(calls[other].started_ns >= calls[key].ended_ns and other != key for other in same)
+        if any(calls[other].started_ns >= max(calls[key].ended_ns, calls[key].started_ns + 1) for other in same)
     }
 
 

@@ -51,7 +51,7 @@ def tools_of(recording: Recording) -> AgentTools:
     agents, calls = {call.call_id: call.agent or "" for call in recording.calls}, true_calls(recording)
     names = {agents[call.call_id]: TOOLS.search(plain_text(full_prompt(call, calls))) for call in calls}
     return {
-        agent: tuple(ToolDefinition(name=name, parameters={}) for name in found[1].split(", ")) if found else ()
+        agent: tuple(ToolDefinition(name=name, parameters="{}") for name in found[1].split(", ")) if found else ()
         for agent, found in names.items()
     }
 

@@ -122,7 +122,8 @@ def _definition(tool: object) -> ToolDefinition | None:
     if is_deep(schema, _MAX_SCHEMA_DEPTH):
         return None
     try:
-        return msgspec.convert({**function, "parameters": schema}, ToolDefinition)
+        told = None if schema is None else json.dumps(msgspec.convert(schema, dict[str, Any]), ensure_ascii=False)
+        return msgspec.convert({**function, "parameters": told}, ToolDefinition)
     except msgspec.ValidationError:
         return None
 
@@ -184,7 +185,8 @@ def _messages(item: Any, role: str | None, flaws: set[Reason]) -> Iterator[ChatM
     yield ChatMessage(
         role=said,
         content="".join(held[_TEXT]) if held[_TEXT] else None,
-        tool_calls=tuple({call.id or number: call for number, call in enumerate(held[_CALL])}.values()),
+        # A call may stand in a part and in a field; two that share an id alone are two.
+        tool_calls=tuple(dict.fromkeys(held[_CALL])) if all(call.id for call in held[_CALL]) else tuple(held[_CALL]),
         tool_call_id=_text_of(item, _IDS) if said == "tool" else None,
         name=_text_of(item, ("name",)),
         reasoning=thought if isinstance(thought, str) else "".join(held[_THOUGHT]) or None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.text import json_value
 
 from .call_content import CallBodies, CallContent, finish_of, id_of, ids_of, merged, sampling_of, text_of
@@ -40,9 +41,14 @@ def _of_request(value: object, *, is_raw: bool) -> CallContent:
     # Instructions alone are a prompt of which the rest was deleted, as by a Collector.
     model, is_elsewhere = text_of(body.get("model")), any(body.get(key) for key in _ELSEWHERE)
     is_whole = is_raw and model and "functions" not in body and not body.get("tools")
+    tools = () if is_whole else read_tools(body.get("tools"), is_raw=is_raw)
+    is_told = not is_elsewhere and said != [MessageReading()] * 2
+    prompt = in_order(instructions + said) if is_told else MessageReading()
+    if tools is None and (body.get("tools") or body.get("functions")):
+        prompt = prompt._replace(flaws=prompt.flaws | {Reason.NO_TOOLS_TOLD})
     return CallContent(
-        prompt=MessageReading() if is_elsewhere or said == [MessageReading()] * 2 else in_order(instructions + said),
-        tools=() if is_whole else read_tools(body.get("tools"), is_raw=is_raw),
+        prompt=prompt,
+        tools=tools,
         model=model,
         sampling=sampling_of(body),
         is_stream=body.get("stream") in (True, "True") or None,

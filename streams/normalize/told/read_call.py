@@ -76,7 +76,8 @@ def told_call(span: Span, scope: str) -> ToldCall:
     said = ((str(one.get(_NAME, "reward")), one.get(_SCORE)) for one in scored)
     rewards = tuple((name, float(value)) for name, value in said if isinstance(value, int | float) and is_usable(value))
     call = msgspec.structs.replace(call, rewards=rewards, **usage_of(view.attributes, SpanKind.LLM))
-    return _judged(call, {*map(Reason, call.lacks), *(() if is_whole else (Reason.UNFINISHED,))})
+    flaws = {*map(Reason, call.lacks), *(() if is_whole else (Reason.UNFINISHED,))}
+    return _judged(call, flaws, are_odd=Reason.NO_TOOLS_TOLD in call.lacks)
 
 
 def told_event(record: LogRecord, scope: str, name: str) -> ToldCall | None:
@@ -102,7 +103,8 @@ def joined(span: ToldCall, events: Iterable[ToldCall]) -> ToldCall:
     }
     is_needed = span.messages is None or span.answer is None
     call = msgspec.structs.replace(span, messages=span.messages or prompt.messages, **found)
-    return _judged(call, {*map(Reason, span.lacks), *(prompt.flaws if is_needed else ())})
+    are_odd = span.messages is not None and Reason.NO_TOOLS_TOLD in span.lacks
+    return _judged(call, {*map(Reason, span.lacks), *(prompt.flaws if is_needed else ())}, are_odd=are_odd)
 
 
 def _call(content: CallContent, of: Span | LogRecord, scope: str, started_ns: int, ended_ns: int) -> ToldCall:
@@ -127,12 +129,12 @@ def _whole(pairs: Iterable[KeyValue]) -> dict[str, AttributeValue]:
     return {key: value for key, value in told.items() if not is_deep(value, _MAX_PLAIN_DEPTH)}
 
 
-def _judged(call: ToldCall, flaws: Iterable[Reason]) -> ToldCall:
-    """The call with all that it lacks."""
+def _judged(call: ToldCall, flaws: Iterable[Reason], *, are_odd: bool) -> ToldCall:
+    """The call with all that it lacks. `are_odd`: it has tools that cannot be read."""
     lacks = set(flaws) - _ABSENT
     telling = TOOL_TELLING.get(call.scope)
     tools = None if telling is ToolTelling.PART else call.tools
-    if tools is None and call.messages is not None and Reason.CONTENT_CUT not in lacks:
+    if tools is None and call.messages is not None and not are_odd and Reason.CONTENT_CUT not in lacks:
         tools = () if telling is ToolTelling.ALWAYS else None
     if call.scope in REWRITERS and call.messages is not None:
         lacks.add(Reason.CONTENT_REWRITTEN)

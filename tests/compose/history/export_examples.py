@@ -24,7 +24,7 @@ WEATHER = {
     "parameters": {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]},
 }
 FUNCTION = {"type": "function", "function": WEATHER}
-TOOL = ToolDefinition(**WEATHER)  # type: ignore[arg-type]
+TOOL = ToolDefinition(**{**WEATHER, "parameters": json.dumps(WEATHER["parameters"])})  # type: ignore[arg-type]
 OSLO = ToolCall(id="call_0", name="get_weather", arguments='{"location": "Oslo"}')
 PROMPT = ChatMessage(role="user", content="Weather in Oslo?")
 ASKED = ChatMessage(role="assistant", tool_calls=(OSLO,))

@@ -18,7 +18,7 @@ from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToolDefinition
 DATA = Path(__file__).parents[2] / "data"
 DAY_NS = 1_795_860_000_000_000_000
 """28 November 2026, on which the templates of the tests render."""
-CALC = ToolDefinition(name="calc", description="adds <two> & more", parameters={"type": "object"})
+CALC = ToolDefinition(name="calc", description="adds <two> & more", parameters=json.dumps({"type": "object"}))
 ASK = ChatMessage(role="user", content="What is 1+2? \u4f60\u597d ")
 SAYS = ChatMessage(role="assistant", content="It is 3.\n\nReally.")
 CALLS = ChatMessage(

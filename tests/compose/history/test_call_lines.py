@@ -67,7 +67,7 @@ def test_a_line_says_what_a_request_and_its_answer_say() -> None:
         ChatMessage(role="tool", tool_call_id="call_0", content="sunny"),
     )
     assert call.answer == ChatMessage(role="assistant", content="Sunny.", reasoning="It says so.")
-    assert call.tools == (ToolDefinition(**WEATHER),)  # type: ignore[arg-type]
+    assert call.tools == (ToolDefinition(**{**WEATHER, "parameters": json.dumps(WEATHER["parameters"])}),)  # type: ignore[arg-type]
     assert call.ids == ToldIds(
         prompt=ids_to_bytes([1, 2, 3]), sampled=ids_to_bytes([4, 5]), logprobs=logprobs_to_bytes([-0.5, -0.25])
     )

@@ -94,7 +94,11 @@ def test_an_atif_step_is_a_call_with_the_steps_before_it(tmp_path: Path) -> None
         ChatMessage(role="tool", tool_call_id="call_volume_2", content="GOOGL volume: 1.5M"),
     )
     assert second.call.answer == ChatMessage(role="assistant", content="It is $185.35.")
-    assert first.call.tools == second.call.tools == (ToolDefinition(name="search", parameters={"type": "object"}),)
+    assert (
+        first.call.tools
+        == second.call.tools
+        == (ToolDefinition(name="search", parameters=json.dumps({"type": "object"})),)
+    )
     assert [(one.call.model, one.call.ids, one.agent, one.conversation) for one in (first, second)] == [
         ("gemini-2.5-flash", None, "harbor-agent", tmp_path.name),
         ("gemini-2.5-pro", None, "harbor-agent", tmp_path.name),

@@ -14,6 +14,7 @@ from tests.streams.assemble.test_told_calls import TRACE, chat, request, streams
 from tests.streams.make import agent_span, pairs
 from tracegrad.compose.history.rate_history import HistoryJudge, RewardFile, rating
 from tracegrad.compose.run.load import load
+from tracegrad.compose.run.show import Show
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.metrics import Metrics
@@ -152,3 +153,13 @@ def test_an_agent_that_gave_no_answer_is_graded_for_it(tmp_path: Path) -> None:
         made.feed(request(agent_span(TRACE, 1, "clerk"), chat(2, "")))
         made.tick(0.0, 1e6, 2e6)
     assert made.episode.reward == -1.0
+
+
+def test_a_grader_that_raises_on_each_is_an_error_that_says_why(tmp_path: Path) -> None:
+    """Else a history would be trained on as if nobody had been asked."""
+    (tmp_path / "grade.py").write_text("def grade(task, output, attempt):\n    raise KeyError('x')\n")
+    flags = {"run": "x", "history.models": '["*"]', "reward.grader": f"{tmp_path}/grade.py:grade"}
+    with rating(load(None, environ={}, flags=flags), None, Metrics()) as judge:
+        assert rated(judge).reward is None
+        with pytest.raises(ConfigurationError, match=r"got none: 1 .*raised"):
+            judge.show_result(Show())

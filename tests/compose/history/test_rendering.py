@@ -56,7 +56,12 @@ def form(message: ChatMessage) -> dict[str, Any]:
 
 def request_of(call: ToldCall, *more: ChatMessage) -> Any:
     """The request that the gateway would have read."""
-    tools = [{"type": "function", "function": msgspec.to_builtins(tool)} for tool in call.tools or ()]
+    schemas = [None if tool.parameters is None else json.loads(tool.parameters) for tool in call.tools or ()]
+    functions = (
+        {**msgspec.to_builtins(tool), **({} if schema is None else {"parameters": schema})}
+        for tool, schema in zip(call.tools or (), schemas, strict=True)
+    )
+    tools = [{"type": "function", "function": function} for function in functions]
     messages = [form(message) for message in (*(call.messages or ()), *more)]
     return OPENAI_CHAT.read({"messages": messages, **({"tools": tools} if tools else {})})
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -71,11 +73,14 @@ def request(*spans: Span, scope: str = OPENAI) -> bytes:
 
 
 def streams(
-    history: HistoryConfig, tools: dict[str, tuple[ToolDefinition, ...]] | None = None, judge: Judge | None = None
+    history: HistoryConfig,
+    tools: dict[str, tuple[ToolDefinition, ...]] | None = None,
+    judge: Judge | None = None,
+    tokens_of: Callable[[ToldCall], CallTokens] = lambda call: tokens(call),
 ) -> Streams:
     """Of a replay with this history."""
     made = Streams(config(history=history, select=SelectConfig(capture_all=True)))
-    told_calls = ToldCalls(history, "policy", RUN_HASH, tools or {}, tokens, joined)
+    told_calls = ToldCalls(history, "policy", RUN_HASH, tools or {}, tokens_of, joined)
     made.assemble = Assemble(made.config, TOPICS, told_calls=told_calls, judge=judge)
     return made
 
@@ -212,3 +217,40 @@ def test_calls_are_counted_by_why_they_leave_the_loss() -> None:
     made.tick(0.0, 1e6, 2e6)
     counted = made.assemble.metrics.series()[TOLD_CALLS]
     assert counted == {(Reason.TEXT,): 2, (Reason.NO_PROMPT_TOLD,): 1}
+
+
+def test_the_keys_of_a_tools_schema_stay_in_their_order() -> None:
+    """Templates write them so; records sort what they hold."""
+    schema = {"type": "object", "properties": {"z": {}, "a": {}}, "required": ["z"]}
+    seen: list[ToldCall] = []
+
+    def kept(call: ToldCall) -> CallTokens:
+        seen.append(call)
+        return tokens(call)
+
+    made = streams(HistoryConfig(models=("*",)), tokens_of=kept)
+    made.feed(request(chat(2, tools=[{"type": "function", "function": {"name": "calc", "parameters": schema}}])))
+    made.tick(0.0, 1e6, 2e6)
+    assert [tool.parameters for call in seen for tool in call.tools or ()] == [json.dumps(schema)]
+
+
+@pytest.mark.parametrize("tools", [[CALC, {"type": "web_search"}], [{"type": "custom", "custom": {"name": "x"}}]])
+def test_tools_that_cannot_be_read_are_not_taken_for_none(tools: list[Any]) -> None:
+    """Though the instrumentation tells them always; a file of tools makes the call whole."""
+    spans = request(agent_span(TRACE, 1, "clerk"), chat(2, tools=tools))
+    assert said(told(spans)) == [("3", Reason.NO_TOOLS_TOLD)]
+    assert said(told(spans, file={"*": ()})) == [("3", Reason.TEXT)]
+
+
+def test_of_calls_at_one_time_the_one_with_the_longer_prompt_is_later() -> None:
+    """As clocks of seconds tell it; none of them takes another's place."""
+    turns = []
+    for number in range(4):
+        call = chat(9 - number, str(number), ask="same", at=7)
+        call.end_time_unix_nano = 7
+        messages = [{"role": "user", "content": "go on"}] * (2 * number + 1)
+        body = json.dumps({"model": "gpt-4o", "messages": messages, "tools": []})
+        next(one for one in call.attributes if one.key == "input.value").value.string_value = body
+        turns.append(call)
+    assert said(told(request(*turns[::-1]))) == [(str(number), Reason.TEXT) for number in range(4)]
+    assert said(told(request(chat(2, "2", at=20), chat(3, "3", at=20)))) == [("2", Reason.TEXT), ("3", Reason.TEXT)]

@@ -19,7 +19,7 @@ RESULT = ChatMessage(role="tool", content="sunny", tool_call_id="c1")
 ANSWER = ChatMessage(role="assistant", content="Sunny.")
 PROMPT = (SYSTEM, USER, ASKED, RESULT)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
-TOOL = ToolDefinition(name="weather", description="Tells it.", parameters=SCHEMA)
+TOOL = ToolDefinition(name="weather", description="Tells it.", parameters=json.dumps(SCHEMA))
 FUNCTION: dict[str, Any] = {
     "type": "function",
     "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA},
