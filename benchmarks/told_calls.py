@@ -19,7 +19,8 @@ import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.streams.make import RUN_HASH, TOPICS, agent_span, config, otlp, span, tool_span
-from tracegrad.compose.history.rendering import ExactIdRules, load_history_renderer
+from tracegrad.compose.history.history_model import load_history_renderer
+from tracegrad.compose.history.rendering import ExactIdRules
 from tracegrad.consumers.history.recorded import RecordedEpisodes
 from tracegrad.consumers.history.refold import Refold
 from tracegrad.schemas.log.protocol import Record

@@ -26,7 +26,7 @@ from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
 from ..history.run_broker import is_running
-from ..run.report import run_state
+from ..run.view_state import run_state
 from ..run.wiring import Wiring
 from .common import (
     RUNS,

@@ -53,9 +53,9 @@ from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
 from ..run.show import Show, offer
 from ..run.wiring import Wiring
+from .history_model import load_told_calls
 from .rate_history import HistoryJudge, rating
 from .regrade import Regrader, check_grader, regrading
-from .rendering import load_told_calls
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
 from .run_broker import open_broker, own_broker
 from .selection import select_history, told_size

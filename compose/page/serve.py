@@ -17,7 +17,7 @@ from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
 
 from ..loopback import LOOPBACK
-from ..run.report import run_state
+from ..run.view_state import run_state
 from ..run.wiring import Wiring
 from .page_broker import keep_broker
 from .page_file import read_page_file, restore_board, write_page_file

@@ -20,7 +20,6 @@ from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.consumers.views.held_out import held_out_text
 from tracegrad.consumers.views.progress import last_steps
 from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_of
-from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.watch import fold_present
 from tracegrad.producers.llm_gateway.config import RUN_MODEL, PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
@@ -34,6 +33,7 @@ from ..engine.fetch_model import with_local_model
 from ..files import write_record
 from .run_dir import AUDIT, RunDir
 from .show import Show
+from .view_state import run_state
 from .wiring import Wiring
 
 _RESULTS = "results.json"
@@ -205,12 +205,6 @@ def version_folders(weights: Path) -> dict[Version, Path]:
 def newest_folder(weights: Path) -> str | None:
     """The folder of the newest version under a run's weights; None without one."""
     return next((str(path) for path in reversed(version_folders(weights).values())), None)
-
-
-def run_state(wiring: Wiring) -> RunState:
-    """What the views of a run read, empty."""
-    policy, weights = wiring.settings.policy.name, str(wiring.run_dir.weights)
-    return RunState(wiring.topics, wiring.record.hash, policy, root=weights)
 
 
 def served_folder(wiring: Wiring, version: int | None) -> tuple[str, int]:

@@ -27,12 +27,12 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, Unav
 from . import pipeline
 from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, PipelinePart, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
-from .report import run_state, with_start_model
 from .run_dir import RunDir
 from .settings import RunSettings
 from .show import Show, introduce, offer
 from .status_reports import StatusReports, metrics_shown
 from .supervisor import Outcome, OutcomeKind, Supervisor, in_thread
+from .view_state import run_state
 from .wiring import Wiring, upstream
 
 INTERRUPTED = 130
@@ -70,7 +70,7 @@ def run_session(
         run_dir = _no_replay(RunDir(path.resolve()))
         if only not in PARTS_WITHOUT_MODEL:
             settings.policy.needed_model()
-        settings = msgspec.structs.replace(settings, policy=with_start_model(settings.policy, run_dir, show.say))
+        settings = _with_start_model(settings, run_dir, show.say)
         runs_tasks = for_training or (settings.only_holds_out and only is None)
         if runs_tasks and settings.tasks is not None:
             for file in filter(None, (settings.tasks.file, settings.tasks.eval_file)):
@@ -309,3 +309,9 @@ def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
             publish_every=settings.publish.every,
         )
     return Watcher(wiring.log(), wiring.topics, run_state(wiring), lines, show.event, begin="end")
+
+
+def _with_start_model(settings: RunSettings, run_dir: RunDir, say: Callable[[str], None]) -> RunSettings:
+    from .report import with_start_model  # reads topics, and is heavy
+
+    return msgspec.structs.replace(settings, policy=with_start_model(settings.policy, run_dir, say))

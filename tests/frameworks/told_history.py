@@ -18,7 +18,8 @@ from tests.frameworks.fixture import Recording, fixtures, load
 from tests.frameworks.told_calls import plain_text
 from tests.producers.llm_gateway.harness import full_prompt
 from tests.streams.make import TOPICS, config
-from tracegrad.compose.history.rendering import ExactIdRules, load_history_renderer
+from tracegrad.compose.history.history_model import load_history_renderer
+from tracegrad.compose.history.rendering import ExactIdRules
 from tracegrad.consumers.history.recorded import RecordedEpisodes
 from tracegrad.consumers.history.refold import Refold
 from tracegrad.schemas.fold import Output

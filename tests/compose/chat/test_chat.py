@@ -21,9 +21,10 @@ from tracegrad.compose.chat.relay import Relay, Turn, said, tool_results
 from tracegrad.compose.chat.talk import Side, Talk
 from tracegrad.compose.files import write_record
 from tracegrad.compose.run.load import load
-from tracegrad.compose.run.report import run_state, served_folder, with_start_model
+from tracegrad.compose.run.report import served_folder, with_start_model
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import RunSettings
+from tracegrad.compose.run.view_state import run_state
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.views.held_out import HeldOut
 from tracegrad.consumers.views.results import Best, results_of

@@ -10,7 +10,8 @@ from typing import Any
 from tests.producers.llm_gateway.families import ENDS
 from tests.producers.llm_gateway.real_templates import RealTemplate
 from tests.producers.llm_gateway.real_templates import load as load_real
-from tracegrad.compose.history.rendering import ExactIdRules, HistoryRenderer, load_history_renderer
+from tracegrad.compose.history.history_model import load_history_renderer
+from tracegrad.compose.history.rendering import ExactIdRules, HistoryRenderer
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import ToolCall
 from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToolDefinition

@@ -51,7 +51,6 @@ CALLED = '<tool_call>\n{"name": "calc", "arguments": {"expr": "1+\\"2\\"", "n": 
     ("call", "masked"),
     [
         (with_ids(told(**AT_ONE), SPELT), ""),
-        (with_ids(told(**AT_ONE), "It is 3.\n\nReally.END"), ""),
         (with_ids(told(**AT_ONE, **UNTOLD), SPELT), ""),
         (with_ids(told(answer=CALLS, **AT_ONE), CALLED), ""),
         (with_ids(told(**AT_ONE), SPELT, logprobs=0), Reason.NO_LOGPROBS_TOLD),
@@ -110,3 +109,10 @@ def test_ids_of_another_tokenizer_are_not_believed(tmp_path: Path, call: ToldCal
     got, plain = renderer.tokens(call), renderer.tokens(msgspec.structs.replace(call, ids=None))
     assert (got.reason, got.masked, got.logprobs) == ("", Reason.OTHER_TOKENIZER, None)
     assert np.array_equal(got.prompt, plain.prompt) and np.array_equal(got.answer, plain.answer)
+
+
+@pytest.mark.parametrize("text", ["It is 3.\n\nReally.END", "No: It is 3.\n\nReally."])
+def test_ids_that_spell_more_than_the_answer_are_not_believed(tmp_path: Path, text: str) -> None:
+    """Be it a stop string or another answer: nobody told it."""
+    found = renderer_of(tmp_path / "m", "qwen2_5").tokens(with_ids(told(**AT_ONE), text))
+    assert found.masked == Reason.OTHER_TOKENIZER and found.logprobs is None

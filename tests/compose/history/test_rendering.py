@@ -28,7 +28,8 @@ from tests.compose.history.telling import (
 from tests.fake_engine.model_folder import write_model_folder
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.llm_gateway.real_templates import NOW
-from tracegrad.compose.history.rendering import ExactIdRules, load_history_renderer
+from tracegrad.compose.history.history_model import load_history_renderer
+from tracegrad.compose.history.rendering import ExactIdRules
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.render.answer_end import EndOfMessage
 from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised
