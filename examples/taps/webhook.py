@@ -27,6 +27,7 @@ settings = {"bootstrap.servers": broker, "reconnect.backoff.ms": 1000, **own}
 wait_s = 1.0
 consumer = Consumer(settings)
 consumer.subscribe([topic])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts it in the background has it ignored
 try:
     while True:
         message = consumer.poll(1.0)
