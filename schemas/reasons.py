@@ -139,8 +139,8 @@ class Reason(StrEnum):
     serves this run's versions only."""
 
     TEXT = "text"
-    """call: Its texts are known, and not the token ids that were sampled. -> Train it by `--mode filter`, or have the
-    engine tell ids."""
+    """call: Its texts are known, and not the token ids that were sampled, so it trains by `--mode filter` alone. ->
+    Have the engine tell ids, if another mode is to train it."""
     OTHER_TOKENIZER = "other_tokenizer"
     """call: The token ids that are told do not spell its texts by the policy's tokenizer. -> Name the model that
     sampled them in [policy] model, or train the texts by `--mode filter`."""
@@ -165,7 +165,8 @@ class Reason(StrEnum):
     CONTENT_NOT_TEXT = "content_not_text"
     """call: It holds images, audio or files. -> Nothing to do: only texts train."""
     CONTENT_REWRITTEN = "content_rewritten"
-    """call: It is told in another form than it was sent. -> Use an instrumentation of the model's client."""
+    """call: It is told in another form than it was sent, or in several parts, which templates join differently. -> Use
+    an instrumentation of the model's client, and send a text as one part."""
     FAILURE_REWRITTEN = "failure_rewritten"
     """call: If a tool in its prompt failed, that was sent in another form. -> Export the tools' spans too."""
     UNFINISHED = "unfinished"

@@ -74,12 +74,15 @@ RewardsOption = Annotated[
     Path | None,
     typer.Option(
         "--rewards",
-        help="Of a topic: a file (JSON lines, CSV) of rewards by response_id, span_id, trace_id or conversation.",
+        help="Of topics and files from elsewhere: rewards (JSON lines, CSV) by response_id, span_id, trace_id or "
+        "conversation.",
     ),
 ]
 TasksOption = Annotated[
     Path | None,
-    typer.Option("--tasks", help="Of a topic: a file of tasks, {id, input, expected} a line, for the grader."),
+    typer.Option(
+        "--tasks", help="Of topics and files from elsewhere: their tasks, {id, input, expected} a line, for the grader."
+    ),
 ]
 DryRunOption = Annotated[
     DryRun | None,
@@ -139,7 +142,7 @@ def replay(
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
     """
-    from ..history.replay import replayed_settings, run_replay
+    from ..history.replay import history_settings, replayed_settings, run_replay
     from ..history.request import code_digest
 
     log_as(log_format, into, "replay")
@@ -149,10 +152,11 @@ def replay(
         if from_.startswith(_FOREIGN):
             _check_left_out(from_, {"--to": to, "--where": where, "--source-dir": source_dir})
             asked, reclose = _foreign(from_, elsewhere, file), True
-            meant = _foreign_range(from_, asked, into, runs_dir, show, dry_run)
+            _take_census(asked, show, dry_run)
             rating = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
-            settings = _settings_of(meant.source.settings, file, flags | _texts(rating), None)
-            _check_history(settings, mode)
+            # What cannot work fails here, before files are imported.
+            settings = history_settings(_settings_of(RunSettings(run=into), file, flags | _texts(rating), None), mode)
+            meant = _foreign_range(from_, asked, into, runs_dir, show)
         else:
             _check_left_out(from_, {**elsewhere, "--rewards": rewards, "--tasks": tasks})
             meant = history_range(from_, to, source_dir, runs_dir, into, where)
@@ -167,14 +171,6 @@ def _check_left_out(from_: str, given: Mapping[str, object]) -> None:
     """Raises ConfigurationError for what does not go with this source."""
     if named := [flag for flag, value in given.items() if value is not None]:
         raise ConfigurationError(f"--from {from_}: {', '.join(named)} does not go with it; leave that out")
-
-
-def _check_history(settings: RunSettings, mode: Mode | None) -> None:
-    if mode is not None and settings.history is None:
-        raise ConfigurationError(
-            "--mode: expected a section [history] that names the models whose answers are to be learned, got none; put "
-            "it into FILE, or --set 'history.models=[\"gpt-4o*\"]': --dry-run lists the models of the spans"
-        )
 
 
 def _texts(flags: Mapping[str, object]) -> dict[str, str]:
@@ -195,22 +191,23 @@ def _foreign(from_: str, cluster: Mapping[str, str | None], file: Path | None) -
     return ForeignTopics.named(from_, kafka, moment_ms(since, "--since", datetime.now(UTC)) if since else None)
 
 
-def _foreign_range(
-    from_: str, asked: ForeignFiles | ForeignTopics, into: str, runs_dir: Path, show: Show, dry_run: DryRun | None
-) -> HistoryRange:
-    """Raises typer.Exit behind a dry run, and where a signal ended the making of the source."""
+def _take_census(asked: ForeignFiles | ForeignTopics, show: Show, dry_run: DryRun | None) -> None:
+    """Raises typer.Exit behind a dry run."""
     from ..history.census import take_census
 
     if dry_run is not None:
         take_census(asked.requests(show.say), show, is_full=dry_run == "full")
         raise typer.Exit
+
+
+def _foreign_range(
+    from_: str, asked: ForeignFiles | ForeignTopics, into: str, runs_dir: Path, show: Show
+) -> HistoryRange:
+    """Raises typer.Exit where a signal ended the making of the source."""
     source = asked.source(into, runs_dir, show)
     if source is None:
         raise typer.Exit(INTERRUPTED)
-    wiring = Wiring(source)
-    # The cluster is only read: the new run has a broker of its own, unless FILE says otherwise.
-    below = wiring.under(msgspec.structs.replace(wiring.settings, kafka=KafkaConfig()))
-    return HistoryRange(below, shlex.join(["--from", from_]), None, None)
+    return HistoryRange(Wiring(source), shlex.join(["--from", from_]), None, None)
 
 
 def _terms(where: str | None, mode: Mode | None) -> tuple[Term, ...]:

@@ -51,13 +51,19 @@ def load_history_renderer(folder: Path, rules: ExactIdRules, *, chat_template: P
 
 def load_told_calls(settings: RunSettings, sampler: RunHash) -> ToldCalls:
     """What makes calls of a history's spans, by `[history]` and `[policy]`. Raises ConfigurationError."""
+    history = settings.history
+    assert history is not None
+    tools = _read_tools(Path(history.tools)) if history.tools is not None else {}
+    return ToldCalls(history, settings.policy.name, sampler, tools, load_renderer(settings).tokens, joined)
+
+
+def load_renderer(settings: RunSettings) -> HistoryRenderer:
+    """By `[history]` and the folder that `[policy]` names. Raises ConfigurationError."""
     history, policy = settings.history, settings.policy
     assert history is not None and policy.model is not None
     rules = ExactIdRules(temperature=history.temperature, are_processed=history.logprobs == "processed")
     template = Path(policy.chat_template) if policy.chat_template is not None else None
-    renderer = load_history_renderer(Path(policy.model), rules, chat_template=template)
-    tools = _read_tools(Path(history.tools)) if history.tools is not None else {}
-    return ToldCalls(history, policy.name, sampler, tools, renderer.tokens, joined)
+    return load_history_renderer(Path(policy.model), rules, chat_template=template)
 
 
 def _read_tools(path: Path) -> dict[str, tuple[ToolDefinition, ...]]:

@@ -132,6 +132,8 @@ class HistoryJudge:
     def __init__(self, tasks: Path | None, rewards: Path | None, grader: Regrader | None, metrics: Metrics) -> None:
         self.counts: Counter[str] = Counter()
         self._metrics = metrics
+        self._unknown = ""
+        """An input that is no task's of the file."""
         self._unrated: Counter[str] = Counter()
         """Why the grader gave no reward."""
         self._tasks = {_text(task.input): task for task in read_tasks(tasks)} if tasks is not None else {}
@@ -162,8 +164,8 @@ class HistoryJudge:
         if not given and not why:
             return episode
         rated = graded_anew(episode, given, replaced=(), why=why)
-        self.counts["rated" if rated.reward is not None else "unrated"] += 1
-        if rated.reward is None:
+        self.counts["rated" if rated.is_rated else "unrated"] += 1
+        if not rated.is_rated:
             self._unrated[rated.unscored[:_MAX_REASON] if len(self._unrated) < _MAX_REASONS else "others"] += 1
         return rated
 
@@ -171,6 +173,8 @@ class HistoryJudge:
         told = next((fact.told.messages for fact in facts if fact.told and fact.told.messages), ())
         asked = next((one.content for one in told if one.role == "user"), None) or ""
         found = self._tasks.get(asked.strip())
+        if found is None:
+            self._unknown = asked
         return found or Task(id=hashlib.sha256(asked.encode()).hexdigest()[:16], input=asked)
 
     def show_result(self, show: Show) -> None:
@@ -179,6 +183,10 @@ class HistoryJudge:
         lines = [f"calls that spans tell: {sum(told.values())}"]
         lines += [f"  {told[why]} {reason_text(why)}" for why in sorted(told, key=lambda why: (-told[why], why))]
         show.result("told_calls", told, lines)
+        if not told:
+            raise ConfigurationError(
+                "[history]: expected calls of its models, agents and services, got none; --dry-run lists what there is"
+            )
         fields = dict(self.counts)
         if self._grader is not None and not fields.get("rated") and self._unrated:
             why = ", ".join(f"{num} {reason}" for reason, num in self._unrated.most_common())
@@ -187,6 +195,9 @@ class HistoryJudge:
         lines += [f"  {num} without a reward: {reason}" for reason, num in self._unrated.most_common()]
         if self._tasks:
             lines.append(f"tasks: {fields.get('tasks', 0)} episodes begin with an input of the file")
+            if self._unknown:
+                inputs = [text[:_MAX_REASON] for text in (next(iter(self._tasks)), self._unknown)]
+                lines.append("  of others no task is known: expected an input such as {!r}, got {!r}".format(*inputs))
         if self._rewards is not None:
             rows = (self._rewards.num_rows, self._rewards.num_unmatched, self._rewards.num_doubled)
             fields |= dict(zip(("rows", "rows_unmatched", "rows_doubled"), rows, strict=True))

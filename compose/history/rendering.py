@@ -242,8 +242,9 @@ def _request(call: ToldCall) -> ChatRequest:
 
 
 def _tool(told: ToolDefinition) -> Tool:
+    """As the gateway renders it, which lets no tool be strict."""
     parameters = None if told.parameters is None else json.loads(told.parameters)
-    return Tool(name=told.name, description=told.description, parameters=parameters, is_strict=told.strict)
+    return Tool(name=told.name, description=told.description, parameters=parameters)
 
 
 def _roles(messages: Sequence[ChatMessage]) -> list[str]:

@@ -82,15 +82,30 @@ def replayed_settings(source: RunDir, settings: RunSettings, mode: Mode | None) 
             f"--into {settings.run}: expected a new run's name, got the source's own; a replay makes another run"
         )
     runs = dict.fromkeys((*settings.select.runs, str(source.path)))
-    # A history that is only folded is compared by no recipe yet.
-    is_folded = mode is None and settings.history is not None
-    algorithm = supervised(settings.algorithm) if mode == "filter" or is_folded else settings.algorithm
+    algorithm = supervised(settings.algorithm) if mode == "filter" else settings.algorithm
     select = msgspec.structs.replace(settings.select, runs=tuple(runs))
-    if settings.history is not None:
-        unscored = "air" if settings.replay.unrated == "train" else settings.select.unscored
-        select = msgspec.structs.replace(select, capture_all=True, train=True, unscored=unscored)
-        return msgspec.structs.replace(settings, select=select, algorithm=algorithm, tasks=None)
     return msgspec.structs.replace(settings, select=select, algorithm=algorithm)
+
+
+def history_settings(settings: RunSettings, mode: Mode | None) -> RunSettings:
+    """The settings of a run of topics or files from elsewhere: all their episodes, and those that are rated train.
+
+    Raises ConfigurationError where nothing could.
+    """
+    select = msgspec.structs.replace(settings.select, capture_all=True)
+    if settings.history is None:
+        if mode is not None:
+            raise ConfigurationError(
+                "--mode: expected a section [history] that names the models whose answers are to be learned, got none; "
+                "put it into FILE, or --set 'history.models=[\"gpt-4o*\"]': --dry-run lists the models of the spans"
+            )
+        return msgspec.structs.replace(settings, select=select)
+    settings.policy.needed_model()
+    unscored = "air" if settings.replay.unrated == "train" else select.unscored
+    select = msgspec.structs.replace(select, train=True, unscored=unscored)
+    # A history that is only folded is compared by no recipe yet.
+    algorithm = settings.algorithm if mode == "offline" else supervised(settings.algorithm)
+    return msgspec.structs.replace(settings, select=select, algorithm=algorithm, tasks=None)
 
 
 def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: Show) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Term
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
+from tracegrad.streams.config import HistoryConfig
 from tracegrad.trainer.history.compare import TrainingInputs, changed_keys, changed_machine
 from tracegrad.trainer.history.config import Mode
 
@@ -166,8 +167,6 @@ def _digests(settings: RunSettings) -> dict[str, str]:
     the source's and the replay's own business, how many workers fold changes nothing, and the start model is known by
     its bytes, to the trainer."""
     sections = {name: getattr(settings, name) for name in _RULES}
-    if settings.history is not None:  # a replay that was begun before there was this section goes on
-        sections["history"] = settings.history
     sections["select"] = msgspec.structs.replace(settings.select, runs=())
     sections["streams"] = msgspec.structs.replace(settings.streams, workers=1)
     sections["policy"] = msgspec.structs.replace(settings.policy, model=None)
@@ -179,7 +178,19 @@ def _digests(settings: RunSettings) -> dict[str, str]:
             with contextlib.suppress(ConfigurationError):  # of rules that are off: the source's file may have moved
                 digest.update(code_digest(reference).encode())
         found[name] = digest.hexdigest()
+    if settings.history is not None:  # a replay that was begun before there was this section goes on
+        found |= _history_digests(settings.history, settings)
     return found
+
+
+def _history_digests(history: HistoryConfig, settings: RunSettings) -> dict[str, str]:
+    """Of the section with the files that it names, and of what makes the policy's token ids of words."""
+    from .history_model import load_renderer
+
+    digest = hashlib.sha256(msgspec.json.encode(history, order="deterministic"))
+    for file in filter(None, (history.tools, history.tasks, history.rewards)):
+        digest.update(Path(file).read_bytes())
+    return {"history": digest.hexdigest(), **load_renderer(settings).digests._asdict()}
 
 
 def code_digest(reference: str) -> str:

@@ -38,8 +38,6 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     description: str | None = None
     parameters: str | None = None
     """JSON schema of its arguments, as text: templates write its keys in their order, which records do not keep."""
-    strict: bool | None = None
-    """As it was asked for; templates write it where it is."""
 
 
 class ToldSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

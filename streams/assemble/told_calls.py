@@ -187,16 +187,23 @@ def _without_doubles(told: Mapping[SpanKey, ToldCall]) -> dict[SpanKey, ToldCall
     for key in sorted(told, key=lambda key: (not _is_whole(told[key]), len(told[key].lacks), key)):
         call = told[key]
         words = msgspec.msgpack.encode((call.messages, call.answer)) if _is_whole(call) else key
-        same = [one for one in seen.get(words, ()) if one.started_ns < call.ended_ns and call.started_ns < one.ended_ns]
-        if (twin := next(iter(same or seen.get(call.response_id or "", [])), None)) is not None:
-            place = twin.trace_id, twin.span_id
+        of_id = seen.get(call.response_id or "", [])
+        same = [one for one in seen.get(words, ()) if one in of_id or _overlap(one, call)]
+        same += [one for one in of_id if not _is_whole(call) or not _is_whole(one) or _overlap(one, call)]
+        if same:
+            place = same[0].trace_id, same[0].span_id
             rewards = (*found[place].rewards, *call.rewards)
             found[place] = msgspec.structs.replace(found[place], rewards=tuple(dict.fromkeys(rewards)))
             continue
-        found[key] = call
+        # An id that two answers bear, as in a careless export, names the first alone.
+        found[key] = msgspec.structs.replace(call, response_id=None) if of_id else call
         for name in (words, call.response_id):
             seen.setdefault(name, []).append(call)
     return found
+
+
+def _overlap(one: ToldCall, other: ToldCall) -> bool:
+    return one.started_ns < other.ended_ns and other.started_ns < one.ended_ns
 
 
 def _is_whole(call: ToldCall) -> bool:

@@ -185,13 +185,18 @@ def _messages(item: Any, role: str | None, flaws: set[Reason]) -> Iterator[ChatM
     yield ChatMessage(
         role=said,
         content="".join(held[_TEXT]) if held[_TEXT] else None,
-        # A call may stand in a part and in a field; two that share an id alone are two.
-        tool_calls=tuple(dict.fromkeys(held[_CALL])) if all(call.id for call in held[_CALL]) else tuple(held[_CALL]),
+        tool_calls=tuple({_same_call(call, place): call for place, call in enumerate(held[_CALL])}.values()),
         tool_call_id=_text_of(item, _IDS) if said == "tool" else None,
         name=_text_of(item, ("name",)),
         reasoning=thought if isinstance(thought, str) else "".join(held[_THOUGHT]) or None,
         num_other_parts=sum(kind == _OTHER for kind, _ in parts),
     )
+
+
+def _same_call(call: ToolCall, place: int) -> tuple[object, ...]:
+    """A call may stand in a part and in a field, in other spacing; two that share an id alone are two."""
+    told = json_value(call.arguments)
+    return (call.id, call.name, json.dumps(told, sort_keys=True)) if call.id else (place,)
 
 
 def _part(part: object, flaws: set[Reason]) -> tuple[str, Any]:

@@ -17,7 +17,8 @@ from tracegrad.compose.run.load import load
 from tracegrad.compose.run.show import Show
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import conversation_key
-from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.metrics import TOLD_CALLS, Metrics
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.streams.assemble.write.again import Judge
 from tracegrad.streams.config import HistoryConfig
@@ -159,7 +160,27 @@ def test_a_grader_that_raises_on_each_is_an_error_that_says_why(tmp_path: Path) 
     """Else a history would be trained on as if nobody had been asked."""
     (tmp_path / "grade.py").write_text("def grade(task, output, attempt):\n    raise KeyError('x')\n")
     flags = {"run": "x", "history.models": '["*"]', "reward.grader": f"{tmp_path}/grade.py:grade"}
-    with rating(load(None, environ={}, flags=flags), None, Metrics()) as judge:
+    (metrics := Metrics()).add(TOLD_CALLS, Reason.TEXT)
+    with rating(load(None, environ={}, flags=flags), None, metrics) as judge:
         assert rated(judge).reward is None
         with pytest.raises(ConfigurationError, match=r"got none: 1 .*raised"):
             judge.show_result(Show())
+
+
+def test_a_history_without_a_call_of_its_models_is_an_error(tmp_path: Path) -> None:
+    """With a mode or without: a glob that matches nothing is a slip."""
+    judge = HistoryJudge(None, None, None, Metrics())
+    with pytest.raises(ConfigurationError, match="expected calls of its models, agents and services, got none"):
+        judge.show_result(Show())
+
+
+def test_inputs_that_are_no_task_are_shown_beside_one_that_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By it a user sees that they are in another form."""
+    tasks = file(tmp_path / "tasks.jsonl", {"id": "7", "input": {"question": "What is 1+2?"}, "expected": "3"})
+    (metrics := Metrics()).add(TOLD_CALLS, Reason.TEXT)
+    judge = HistoryJudge(tasks, None, None, metrics)
+    rated(judge)
+    judge.show_result(Show())
+    assert """expected an input such as '{"question": "What is 1+2?"}', got 'What is 1+2?'""" in capsys.readouterr().out

@@ -38,7 +38,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import ToolCall
 from tracegrad.schemas.records.tokens import CallTokens
-from tracegrad.schemas.records.told import ChatMessage, ToldCall
+from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToolDefinition
 
 pytestmark = pytest.mark.slow
 
@@ -188,6 +188,7 @@ BROKEN = ChatMessage(role="assistant", tool_calls=(ToolCall(id="c", name="calc",
         ("qwen2_5", told(answer=BROKEN), Reason.ODD_ARGUMENTS),
         ("qwen2_5", told(answer=CALLS, **LIMIT), Reason.TRUNCATED),
         ("qwen2_5", told(answer=ChatMessage(role="assistant", content="say <|im_end|>")), Reason.SPELLS_END),
+        ("qwen2_5", told(answer=CALLS), Reason.NO_TOOLS_TOLD),
         ("phi3_5", told(answer=CALLS, tools=(CALC,)), Reason.ANSWER_DROPPED),
         ("glm4moe", told(), Reason.NO_END_OF_MESSAGE),
         ("alternating", told(ASK, ASK), Reason.TEMPLATE_REFUSES),
@@ -284,3 +285,13 @@ def test_the_scripted_engine_would_render_the_same(tmp_path: Path, seed: int) ->
         assert got.prompt.tolist() == engine.render(messages, tools, generation_prompt=True)
         in_full = engine.render([*messages, form(call.answer)], tools, generation_prompt=False)
         assert [*got.prompt.tolist(), *got.answer.tolist()] == in_full[:-1]
+
+
+def test_a_schema_is_written_with_its_keys_in_their_order(tmp_path: Path) -> None:
+    """As the engine writes what it is sent."""
+    schema = '{"type": "object", "properties": {"z": {}, "a": {}}}'
+    tool = ToolDefinition(name="calc", parameters=schema)
+    prompt = real("qwen2_5").tokenizer.decode(
+        renderer_of(tmp_path, "qwen2_5").tokens(told(tools=(tool,))).prompt.tolist(), skip_special_tokens=False
+    )
+    assert schema in prompt

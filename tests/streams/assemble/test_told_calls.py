@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, config, otlp, span, tool_span
+from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, config, otlp, pairs, span, tool_span
 from tracegrad.schemas.metrics import TOLD_CALLS
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.facts import CallFact
 from tracegrad.schemas.records.tokens import CallTokens, Ids, ids_from_bytes
 from tracegrad.schemas.records.told import ToldCall, ToolDefinition
 from tracegrad.schemas.topics import Topic
@@ -159,6 +160,31 @@ def test_two_spans_of_one_answer_are_one_call() -> None:
     twice = request(chat(2, "3", response="r")), request(chat(3, "3", response="r", at=90), scope=TELLS_NO_TOOLS)
     assert said(told(*twice)) == [("3", Reason.TEXT)]
     assert said(told(request(chat(2, at=20), chat(3, at=20)))) == [("3", Reason.TEXT)]
+
+
+def test_what_is_said_of_a_span_that_tells_the_same_answer_counts() -> None:
+    """Else a reward would be for nothing; one that both say counts once."""
+    spans = [chat(2, "3", response="r", at=20), chat(3, "3", response="r", at=20)]
+    for one, name in zip(spans, ("useful", "short"), strict=True):
+        event = one.events.add(name="gen_ai.evaluation.result")
+        event.attributes.extend(pairs({"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": 1.0}))
+    seen: list[CallFact] = []
+
+    def judge(episode: Episode, facts: Sequence[CallFact]) -> Episode:
+        seen.extend(facts)
+        return episode
+
+    made = streams(HistoryConfig(models=("*",)), judge=judge)
+    made.feed(request(*spans))
+    made.tick(0.0, 1e6, 2e6)
+    assert [sorted(fact.told.rewards) for fact in seen if fact.told] == [[("short", 1.0), ("useful", 1.0)]]
+
+
+def test_an_id_that_two_answers_bear_loses_neither() -> None:
+    """As a careless export repeats it: the second has an id of its span's."""
+    spans = request(chat(2, "3", response="r"), chat(4, "5", ask="b", response="r"))
+    assert said(told(spans)) == [("3", Reason.TEXT), ("5", Reason.TEXT)]
+    assert {call.call_id for call in told(spans).calls} == {"r", f"span-{TRACE}-{4:016x}"}
 
 
 def test_of_calls_that_repeat_a_prompt_the_last_that_ended_counts() -> None:

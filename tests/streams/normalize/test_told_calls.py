@@ -271,6 +271,20 @@ def test_the_scope_says_what_absent_tools_mean(
     assert (call.tools, call.lacks) == (expected, missing)
 
 
+def test_two_tool_calls_of_one_id_are_two_and_one_that_is_told_twice_is_one() -> None:
+    """Some models number each of their calls alike; some instrumentations tell a call as a part and in a field."""
+    calls = [
+        {"id": "x", "type": "function", "function": {"name": "calc", "arguments": arguments}}
+        for arguments in ('{"expr": "2+2"}', '{"expr": "3+3"}')
+    ]
+    part = {"type": "tool_call", "id": "x", "name": "calc", "arguments": '{"expr":"2+2"}'}
+    for content, asked, num in ((None, calls, 2), ([part], calls[:1], 1)):
+        message = {"role": "assistant", "content": content, "tool_calls": asked}
+        body = json.dumps({"choices": [{"message": message}]})
+        answer = told_call(made({"output.value": body}), f"{OI}openai").answer
+        assert answer is not None and len(answer.tool_calls) == num
+
+
 def test_tools_that_an_instrumentation_tells_in_part_are_not_believed() -> None:
     """smolagents' span leaves out the agents that the model may ask."""
     call = told_call(made(OI_FLAT), f"{OI}smolagents")
