@@ -130,13 +130,14 @@ class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """Of `llm_calls`, in which `order` counts."""
     told: ToldCall | msgspec.UnsetType = msgspec.UNSET
     """What a span, or a log event of it, tells of a call that the gateway did not see; then `call` has no tokens, and
-    both counts are of the span's topic."""
+    `order` is when it began."""
     masked: str | msgspec.UnsetType = msgspec.UNSET
     """Of a told call: why it leaves the loss."""
 
 
 def told_fact(told: ToldCall) -> CallFact:
-    """Of a call that a span tells, or an event of it: its place is its record's, which who reads that fills in."""
+    """Of a call that a span tells, or an event of it. Its place is its time: what is told again, as by a copy of a file,
+    lies behind nothing."""
     part = hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest()[:16] if told.is_event else ""
     call = CallRecord(
         call_id=CallId(f"{told_call_id(told.trace_id, told.span_id)}{part and '-'}{part}"),
@@ -159,7 +160,7 @@ def told_fact(told: ToldCall) -> CallFact:
         started_at_ns=told.started_ns,
         ended_at_ns=told.ended_ns,
     )
-    return CallFact(call=call, order=0, told=told)
+    return CallFact(call=call, order=told.started_ns, told=told)
 
 
 class CallsClosedFact(msgspec.Struct, frozen=True, kw_only=True, tag="calls_closed"):

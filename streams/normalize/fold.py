@@ -16,8 +16,6 @@ import heapq
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import msgspec
-
 from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
@@ -107,11 +105,7 @@ class Normalize(StageFold[None]):
         outputs = []
         for (episode, sender), facts in scan.facts.items():
             self.metrics.add(FACTS, what, num=len(facts))
-            most = MAX_FACTS_PER_RECORD
-            if sender == TOLD:
-                most = _MAX_TOLD
-                at = record.position
-                facts = [msgspec.structs.replace(fact, order=at.offset, partition=at.partition) for fact in facts]
+            most = _MAX_TOLD if sender == TOLD else MAX_FACTS_PER_RECORD
             for start in range(0, len(facts), most):
                 # Links first: the spans behind them may complete the trace.
                 links = self._links(scan.links.get(episode, ())) if start == 0 else ()

@@ -25,7 +25,7 @@ from tracegrad.streams.config import HistoryConfig
 
 GRADER = """
 def grade(task, output, attempt):
-    assert task["input"] == "What is 1+2?" and len(attempt["calls"]) == 2
+    assert task["input"].strip() == "What is 1+2?" and len(attempt["calls"]) == 2
     return float(output == task["expected"])
 """
 
@@ -130,7 +130,7 @@ def test_what_nobody_rates_stays_without_a_reward_and_has_its_task() -> None:
 def test_a_grader_gets_the_task_of_the_file_and_what_the_agent_answered(tmp_path: Path) -> None:
     """In its own process, and once for an episode."""
     (tmp_path / "grade.py").write_text(GRADER)
-    tasks = file(tmp_path / "tasks.jsonl", {"id": "7", "input": "What is 1+2?", "expected": "3"})
+    tasks = file(tmp_path / "tasks.jsonl", {"id": "7", "input": " What is 1+2?\n", "expected": "3"})
     history = {"history.models": '["*"]', "history.tasks": str(tasks)}
     settings = load(None, environ={}, flags={"run": "x", **history, "reward.grader": f"{tmp_path}/grade.py:grade"})
     with rating(settings, None, Metrics()) as judge:

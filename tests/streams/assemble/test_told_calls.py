@@ -141,11 +141,10 @@ def test_of_spans_within_each_other_the_innermost_that_tells_is_the_call() -> No
 
 def test_each_call_within_a_span_that_tells_is_a_call() -> None:
     """As of a wrapper of several; the wrapper is none."""
-    outer, inner = (
-        chat(2, "3", response="outer"),
-        [chat(number, str(number), ask=f"{number}?", parent=2) for number in (5, 6)],
-    )
-    assert said(told(request(outer, *inner))) == [("5", Reason.TEXT), ("6", Reason.TEXT)]
+    inner = [chat(number, str(number), ask=f"{number}?", parent=2) for number in (5, 6)]
+    episode = told(request(chat(2, "3", response="outer"), *inner))
+    assert said(episode) == [("5", Reason.TEXT), ("6", Reason.TEXT)]
+    assert "outer" not in {call.call_id for call in episode.calls}, "nobody knows whose it is"
 
 
 def test_an_agent_or_a_tool_between_two_model_spans_makes_them_two_calls() -> None:
@@ -226,6 +225,21 @@ def test_the_order_of_spans_changes_nothing() -> None:
     spans = [agent_span(TRACE, 1, "clerk"), chat(2, "3", tools=[CALC]), chat(5, "3", parent=2, at=21), chat(6, "6")]
     made = {told(*map(request, order)).calls for order in map(list, itertools.permutations(spans))}
     assert len(made) == 1 and len(next(iter(made))) == 2
+
+
+def test_a_conversation_over_hours_is_an_episode_a_trace_and_what_comes_again_is_none() -> None:
+    """As calls that the gateway records begin the next stretch of a conversation."""
+    made, values = streams(HistoryConfig(models=("*",))), []
+    for number in range(1, 4):
+        trace = number.to_bytes(16)
+        clerk = agent_span(TRACE, 1, "clerk", gen_ai__conversation__id="talk")
+        values.append(request(clerk, chat(2, str(number), ask=f"{number}?")).replace(bytes.fromhex(TRACE), trace))
+        made.feed(values[-1])
+        made.tick(number * 1e6, number * 1e6 + 5e5)
+    made.feed(*values)
+    made.tick(9e6, 9.5e6)
+    assert [said(episode) for episode in made.episodes] == [[(str(number), Reason.TEXT)] for number in range(1, 4)]
+    assert len({episode.conversation for episode in made.episodes}) == 1
 
 
 def test_a_trace_that_tells_a_call_is_kept_as_one_with_calls() -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.trainer.material import (
     VOCABULARY,
@@ -19,8 +20,10 @@ from tests.trainer.material import (
     turn,
 )
 from tests.versions import sampled_by
-from tracegrad.schemas.records.transitions import SegmentRow, encode_group
-from tracegrad.trainer.batch.groups import GroupLimits, judge, token_versions, trained_versions
+from tracegrad.schemas.reasons import Reason
+from tracegrad.schemas.records.transitions import SegmentRow, decode_group, encode_group
+from tracegrad.trainer.batch.groups import Group, GroupLimits, filtered, judge, token_versions, trained_versions
+from tracegrad.trainer.history.config import ReplayConfig
 
 LIMITS = GroupLimits(policy="policy", vocabulary=VOCABULARY, max_row_tokens=64)
 
@@ -143,3 +146,42 @@ def test_masked_tokens_do_not_age_a_group() -> None:
     rows = [segment("r0", [turn(2, 5, version=1)], mask=[0] * 8), segment("r1", [turn(2, 5, version=6)])]
     group = group_in(encode_group(summary("g0", ["r0", "r1"]), rows))
     assert trained_versions(group) == [sampled_by(6)]
+
+
+def as_texts(group: Group) -> Group:
+    """Whose calls' words are known, and not the ids that were sampled."""
+    rows = [
+        replace(
+            row,
+            loss_mask=np.zeros_like(row.loss_mask),
+            turns=tuple(replace(turn, masked=Reason.TEXT) for turn in row.turns),
+            rollout_tokens=0,
+        )
+        for row in group.rows
+    ]
+    return Group(group.summary, tuple(rows))
+
+
+def test_filter_trains_calls_of_which_the_words_are_known() -> None:
+    """Their own tokens alone, each in the first row that has the call; calls that something is lacking of stay out."""
+    told, rows = decode_group(group_bytes(0))
+    group = as_texts(Group(told, tuple(rows)))
+    again = replace(group.rows[0], segment=99)
+    hidden = replace(group.rows[1], turns=tuple(replace(one, masked=Reason.NO_TOOLS_TOLD) for one in rows[1].turns))
+    kept = filtered(Group(told, (group.rows[0], again, hidden, *group.rows[2:])), ReplayConfig(bound=-10.0))
+    by_segment = {(row.rollout_id, row.segment): row for row in kept.rows}
+    first = by_segment[rows[0].rollout_id, rows[0].segment]
+    assert first.loss_mask.tolist() == rows[0].loss_mask.tolist() and first.rollout_tokens == rows[0].loss_mask.sum()
+    assert not by_segment[again.rollout_id, 99].loss_mask.any()
+    assert not by_segment[hidden.rollout_id, hidden.segment].loss_mask.any()
+    assert [turn.masked for turn in first.turns] == [""] * len(first.turns)
+
+
+@pytest.mark.parametrize(("unrated", "num"), [("drop", 0), ("train", 1)])
+def test_episodes_that_nobody_rated_train_where_that_is_asked_for(unrated: str, num: int) -> None:
+    """Below the bound they are not."""
+    told, rows = decode_group(group_bytes(0))
+    members = (replace(told.members[0], reward=None), *(replace(one, reward=0.0) for one in told.members[1:]))
+    config = ReplayConfig(bound=1.0, unrated=unrated)  # type: ignore[arg-type]
+    kept = filtered(Group(replace(told, members=members), tuple(rows)), config)
+    assert len({row.rollout_id for row in kept.rows}) == num
