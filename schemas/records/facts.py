@@ -136,7 +136,7 @@ class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
 
 
 def told_fact(told: ToldCall) -> CallFact:
-    """Of a call that a span tells, or an event of it. Its place is its time: what is told again, as by a copy of a file,
+    """Of a call that a span tells, or an event of it. Its place is its time: what is told again, as by a copied file,
     lies behind nothing."""
     part = hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest()[:16] if told.is_event else ""
     call = CallRecord(
