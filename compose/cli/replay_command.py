@@ -151,7 +151,7 @@ def replay(
         elsewhere = {"--bootstrap-servers": bootstrap_servers, "--since": since}
         if from_.startswith(_FOREIGN):
             _check_left_out(from_, {"--to": to, "--where": where, "--source-dir": source_dir})
-            asked, reclose = _foreign(from_, elsewhere, file), True
+            asked, reclose = _foreign(from_, elsewhere, file, flags), True
             _take_census(asked, show, dry_run)
             rating = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
             # What cannot work fails here, before files are imported.
@@ -178,14 +178,16 @@ def _texts(flags: Mapping[str, object]) -> dict[str, str]:
     return {name: str(value) for name, value in flags.items() if value is not None}
 
 
-def _foreign(from_: str, cluster: Mapping[str, str | None], file: Path | None) -> ForeignFiles | ForeignTopics:
+def _foreign(
+    from_: str, cluster: Mapping[str, str | None], file: Path | None, flags: dict[str, Any]
+) -> ForeignFiles | ForeignTopics:
     """Files, or topics of somebody's, where FILE says how to reach the cluster if that takes more than an address."""
     from ..history.foreign import FILES, ForeignFiles, ForeignTopics
 
     if from_.startswith(FILES):
         _check_left_out(from_, cluster)
         return ForeignFiles(from_.removeprefix(FILES))
-    kafka = load_settings(file, {}, for_training=False).kafka if file is not None else KafkaConfig()
+    kafka = load_settings(file, flags, for_training=False).kafka if file is not None else KafkaConfig()
     servers, since = cluster.values()
     kafka = msgspec.structs.replace(kafka, bootstrap_servers=servers or kafka.bootstrap_servers)
     return ForeignTopics.named(from_, kafka, moment_ms(since, "--since", datetime.now(UTC)) if since else None)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.compose.run.example_settings import SETTINGS
-from tracegrad.compose.history.replay import replayed_settings
+from tracegrad.compose.history.replay import history_settings, replayed_settings
 from tracegrad.compose.history.request import (
     ReplayRequest,
     check_same,
@@ -197,9 +197,9 @@ def test_raw_topics_are_read_by_the_sources_names_and_all_is_written_by_the_new_
     assert topics.name(Topic.EPISODES) == ours.topics.name(Topic.EPISODES) == "b.again.episodes"
 
 
-def test_a_history_that_is_only_folded_needs_no_recipe(source: RunDir) -> None:
+def test_a_history_that_is_only_folded_needs_no_recipe() -> None:
     """The default's, which compares within groups, is refused only where it is to train."""
     given = replace(SETTINGS, run="again", history=HistoryConfig(models=("*",)))
-    assert replayed_settings(source, given, None).algorithm.recipe == "sft"
+    assert history_settings(given, None).algorithm.recipe == "sft"
     with pytest.raises(ConfigurationError, match="rloo_batch"):
-        replayed_settings(source, given, "offline")
+        history_settings(given, "offline")
