@@ -18,7 +18,7 @@ import pytest
 
 from tests.serving import free_port, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 COMMAND = (sys.executable, "-m", "tracegrad.compose.cli")
 
 
@@ -146,7 +146,8 @@ def test_what_is_stopped_for_ten_seconds_survives_and_for_a_minute_is_restarted(
     assert {process["process"]: process["pid"] for process in wait_until_running(folder)["processes"]} == pids
     for process in stopped:
         process.suspend()
-    _, alive = psutil.wait_procs(stopped, timeout=60)
+    # 45 s of silence, which a busy machine counts slower than its clock goes.
+    _, alive = psutil.wait_procs(stopped, timeout=120)
     for process in alive:
         process.resume()
     assert alive == []
@@ -156,7 +157,7 @@ def test_what_is_stopped_for_ten_seconds_survives_and_for_a_minute_is_restarted(
         return all(after[name] != pids[name] for name in ("kafka", "streams-assemble-0"))
 
     # The supervisor tells it by the broker that has just come back.
-    until(are_back, 60, what="both, running again")
+    until(are_back, 120, what="both, running again")
     frozen = re.findall(r"(\S+) is frozen", (folder / "err.txt").read_text())
     assert sorted(frozen) == ["kafka", "streams-assemble-0"]
     up.send_signal(signal.SIGINT)
