@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from tracegrad.consumers.history.changes import Changes
 from tracegrad.consumers.history.refold import Refold
 from tracegrad.consumers.history.replay import History, ReplayProgress, replay
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.metrics import (
     AIR_FUNCTION_FAILED,
     AIR_PAYMENTS_LEFT_OUT,
@@ -33,6 +34,8 @@ from tracegrad.schemas.metrics import (
     Metrics,
 )
 from tracegrad.schemas.policies import partition_of
+from tracegrad.schemas.reasons import reason_text
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.topics import STREAMS, Stage, Topic
 from tracegrad.streams.assemble.air.apply import Rewarder
 from tracegrad.streams.assemble.air.function import PayFunction
@@ -51,7 +54,7 @@ from ..run.report import newest_folder, with_start_model
 from ..run.run_dir import RunDir
 from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
-from ..run.show import Show, offer
+from ..run.show import Show
 from ..run.wiring import Wiring
 from .history_model import load_told_calls
 from .rate_history import HistoryJudge, rating
@@ -129,11 +132,8 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
             return status
         into = Wiring(run_dir)
         with run_dir.lock():
-            status = supervise(Onlookers(into, show, watch_steps), history_specs(into), ends_with_jobs=True)
-        if status == 0 and (folder := newest_folder(run_dir.weights)) is not None:
-            show.result("model", {"folder": folder}, [f"model: {folder}"])
-            offer(show, run_dir.path, settings)
-        return status
+            onlookers = Onlookers(into, show, watch_steps)
+            return supervise(onlookers, history_specs(into), ends_with_jobs=True, report=_report)
     finally:
         # Whatever was raised, the terminal gets its cursor back.
         show.close()
@@ -195,6 +195,21 @@ def _say_untrained(into: Wiring, show: Show) -> int:
     if why := why_nothing_trains(into):
         show.say(why)
     return int(bool(why))
+
+
+def _report(into: Wiring, show: Show) -> bool:
+    """How many groups were trained on, why others were not, and what came of it."""
+    topic = into.topics.name(Topic.TRAINING_STEPS)
+    found = decoded(read_to_end(into.log(), topic), {topic: TRAINING_STEPS})
+    steps = [step for _, step in found if isinstance(step, TrainingStep)]
+    why = Counter(reason for step in steps for reason in step.excluded_ids.values())
+    num = sum(len(step.group_ids) for step in steps)
+    lines = [f"trained on {num} groups in {len(steps)} steps"]
+    lines += [f"  not on {num_left}: {reason_text(reason)}" for reason, num_left in why.items()]
+    show.result("trained", {"groups": num, **why}, lines)
+    model = newest_folder(into.run_dir.weights)
+    show.result("model", {"folder": model}, [f"model: {model or 'none was published'}"])
+    return True
 
 
 @contextlib.contextmanager

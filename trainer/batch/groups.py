@@ -176,7 +176,7 @@ def _check_together(summary: GroupSummary, rows: list[SegmentRow]) -> None:
 def token_versions(turn: Turn) -> list[tuple[int, int, VersionSpan]]:
     """(start, end, version) of the turn's stretches, positions counted within the row."""
     starts = [turn.start + span.start for span in turn.versions]
-    ends = [*starts[1:], turn.end]
+    ends = [*starts, turn.end][1:]
     return [
         (min(start, turn.end), min(end, turn.end), span)
         for start, end, span in zip(starts, ends, turn.versions, strict=True)

@@ -121,6 +121,7 @@ def test_a_history_of_another_model_trains_the_policy_on_what_was_rated(
     replay(topic, broker, tmp_path, *options)
     told = capsys.readouterr().out
     assert "rewards: 24 rows; 1 things in them are in no episode, 0 are said again" in told
+    assert "trained on 12 groups in 3 steps" in told and "not on 11: below_bound: Its final" in told
     made = RunDir.open(tmp_path / "again")
     episodes = episodes_of(made)
     assert [call.masked for one in episodes for call in one.calls] == [Reason.TEXT] * 24

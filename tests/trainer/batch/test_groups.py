@@ -141,6 +141,11 @@ def test_versions_are_told_per_token() -> None:
     assert trained_versions(group) == [sampled_by(4), sampled_by(5, start=3)]
 
 
+def test_a_turn_without_tokens_has_no_version() -> None:
+    """As of a call that was told without its tools: it cannot be rendered."""
+    assert token_versions(msgspec.structs.replace(turn(2, 2), versions=())) == []
+
+
 def test_masked_tokens_do_not_age_a_group() -> None:
     """Only what trains can be stale."""
     rows = [segment("r0", [turn(2, 5, version=1)], mask=[0] * 8), segment("r1", [turn(2, 5, version=6)])]
