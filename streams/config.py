@@ -13,7 +13,7 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, parse_run_hash
-from tracegrad.schemas.section import Count, File, Folder, Seconds, Section
+from tracegrad.schemas.section import Count, File, Folder, Function, Seconds, Section
 
 from .assemble.air.rules import AirConfig
 from .credit.config import CreditConfig
@@ -70,7 +70,10 @@ class HistoryConfig(Section, frozen=True, kw_only=True):
     """A JSON file: glob on agents -> their tools as OpenAI's definitions, an empty list for none. Only of calls whose
     tools nobody told."""
     tasks: File | None = None
-    """As `[tasks] file`: what was to be answered, by the first message of the user."""
+    """As `[tasks] file`: what was to be answered, by its input."""
+    task: Function | None = None
+    """`file.py:function` that is given the messages of an episode's first call, dictionaries of role, content and what
+    else they have, and returns the task's input, a text; none: the first message of the user."""
     rewards: File | None = None
     """JSON lines or CSV: one of response_id, span_id, trace_id, conversation; name, value."""
     temperature: float | None = None

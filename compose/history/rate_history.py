@@ -1,7 +1,8 @@
 """What the episodes of a history are worth: by evaluations in its spans, a file of rewards, a grader of the user's.
 
-    task {id, input, expected}   input: the user's first message to the agent that was asked first; expected and id: of
-                                 the `[history] tasks` file, where its input is equal; else the id is a hash
+    task {id, input, expected}   input: the user's first message to the agent that was asked first, or what `[history]
+                                 task` makes of that call's messages; expected and id: of the `[history] tasks` file,
+                                 where its input is equal; else the id is a hash
     output                       the last answer of that agent which calls no tool
     [history] rewards            JSON lines or CSV: one of response_id, span_id, trace_id, conversation; name, value
 
@@ -17,7 +18,7 @@ import csv
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,8 @@ from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.facts import CallFact
 from tracegrad.schemas.records.rollouts import GroupRef, Reward, RolloutRequest, is_usable
 from tracegrad.schemas.records.tasks import Task
+from tracegrad.schemas.records.told import ChatMessage
+from tracegrad.schemas.section import function_of
 from tracegrad.streams.regrade import graded_anew
 
 from ..run.run_dir import RunDir
@@ -40,6 +43,7 @@ from ..run.show import Show
 from .regrade import RecordedTasks, Regrader, grading
 
 _MAX_REASONS, _MAX_REASON = 20, 200
+InputOf = Callable[[Sequence[ChatMessage]], str]
 _KINDS = ("response_id", "span_id", "trace_id", "conversation")
 
 
@@ -127,9 +131,18 @@ class HistoryJudge:
         rewards: a file of them, or None.
         grader: who is asked, or None.
         metrics: of the folds, which count told calls.
+        asked: a task's input, of the messages of an episode's first call; None: the first of the user's.
     """
 
-    def __init__(self, tasks: Path | None, rewards: Path | None, grader: Regrader | None, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        tasks: Path | None,
+        rewards: Path | None,
+        grader: Regrader | None,
+        metrics: Metrics,
+        asked: InputOf | None = None,
+    ) -> None:
+        self._asked = asked or _first_of_user
         self.counts: Counter[str] = Counter()
         self._metrics = metrics
         self._unknown = ""
@@ -171,7 +184,7 @@ class HistoryJudge:
 
     def _task(self, facts: Sequence[CallFact]) -> Task:
         told = next((fact.told.messages for fact in facts if fact.told and fact.told.messages), ())
-        asked = next((one.content for one in told if one.role == "user"), None) or ""
+        asked = self._asked(told)
         found = self._tasks.get(asked.strip())
         if found is None:
             self._unknown = asked
@@ -205,6 +218,26 @@ class HistoryJudge:
         show.result("rated", fields, lines)
 
 
+def _first_of_user(messages: Sequence[ChatMessage]) -> str:
+    return next((one.content for one in messages if one.role == "user"), None) or ""
+
+
+def _input_by(reference: str) -> InputOf:
+    """By a function of the user's."""
+    function = function_of(reference, "[history] task")
+
+    def asked(messages: Sequence[ChatMessage]) -> str:
+        try:
+            found = function(msgspec.to_builtins(messages))
+        except Exception as error:
+            found = error
+        if not isinstance(found, str):
+            raise ConfigurationError(f"[history] task: expected a text from {reference}, got {found!r}")
+        return found
+
+    return asked
+
+
 def _text(value: object) -> str:
     return value.strip() if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
@@ -225,4 +258,5 @@ def rating(settings: RunSettings, run_dir: RunDir | None, metrics: Metrics) -> I
     with contextlib.ExitStack() as ends:
         has_grader = settings.reward is not None and settings.reward.grader is not None
         grader = ends.enter_context(grading(settings, RecordedTasks(), run_dir)) if has_grader else None
-        yield HistoryJudge(tasks, rewards, grader, metrics)
+        asked = _input_by(history.task) if history.task is not None else None
+        yield HistoryJudge(tasks, rewards, grader, metrics, asked)

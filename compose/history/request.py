@@ -190,6 +190,8 @@ def _history_digests(history: HistoryConfig, settings: RunSettings) -> dict[str,
     digest = hashlib.sha256(msgspec.json.encode(history, order="deterministic"))
     for file in filter(None, (history.tools, history.tasks, history.rewards)):
         digest.update(Path(file).read_bytes())
+    if history.task is not None:
+        digest.update(code_digest(history.task).encode())
     return {"history": digest.hexdigest(), **load_renderer(settings).digests._asdict()}
 
 

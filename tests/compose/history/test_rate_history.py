@@ -184,3 +184,33 @@ def test_inputs_that_are_no_task_are_shown_beside_one_that_is(
     rated(judge)
     judge.show_result(Show())
     assert """expected an input such as '{"question": "What is 1+2?"}', got 'What is 1+2?'""" in capsys.readouterr().out
+
+
+QUESTION = """
+def question(messages):
+    return messages[-1]["content"].upper()
+
+def nothing(messages):
+    return None
+
+def broken(messages):
+    return messages[99]
+"""
+
+
+def test_a_function_of_the_users_says_what_a_tasks_input_is(tmp_path: Path) -> None:
+    """For prompts with more than the question in the first message; what is no text ends the replay."""
+    (tmp_path / "ask.py").write_text(QUESTION)
+    tasks = file(tmp_path / "tasks.jsonl", {"id": "sum", "input": "WHAT IS 1+2?", "expected": "3"})
+
+    def task_of(name: str) -> str | None:
+        flags = {"run": "again", "history.models": '["*"]', "history.task": f"{tmp_path}/ask.py:{name}"}
+        settings = load(None, environ={}, flags=flags | {"history.tasks": str(tasks)})
+        with rating(settings, None, Metrics()) as judge:
+            return rated(judge).task_id
+
+    assert task_of("question") == "sum"
+    with pytest.raises(ConfigurationError, match=r"expected a text from .*ask\.py:nothing, got None"):
+        task_of("nothing")
+    with pytest.raises(ConfigurationError, match=r"expected a text from .*ask\.py:broken, got IndexError"):
+        task_of("broken")
