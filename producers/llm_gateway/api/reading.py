@@ -10,11 +10,10 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import inspect
 
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import share_answer
@@ -42,8 +41,8 @@ def read_as(body: Any, type_: type[T], names: Mapping[str, str] = _ALIKE) -> T:
         said, _, place = str(error).partition(" - at ")
         path = place.strip("`").removeprefix("$")
         found = _OUTSIDE.fullmatch(said)
-        if found is not None and (allowed := allowed_values(type_, body, path)):
-            said = f"expected {_listed(allowed)}, got {found[1]}; send one of these, or leave it out"
+        if found is not None:
+            said = f"expected a value that docs/apis.md says is taken, got {found[1]}; send one, or leave it out"
         field = re.split(r"(?=[.\[])", path.lstrip("."), maxsplit=1)
         field[0] = names.get(field[0], field[0])
         raise RequestError(f"{''.join(field) or 'body'}: {said[0].lower()}{said[1:]}", param=field[0] or None) from None
@@ -56,10 +55,6 @@ def _converted(body: Any, type_: type[T]) -> T:
         if _OTHER_NUMBER.search(str(error)) is None:
             raise
     return msgspec.convert(body, type_, strict=False)
-
-
-def _listed(values: Sequence[str]) -> str:
-    return " or ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
 
 
 def rest_of(body: dict[str, Any], *types: type[msgspec.Struct]) -> dict[str, Any]:
@@ -152,57 +147,3 @@ def check_arguments(arguments: str) -> None:
                 raise RequestError(
                     "messages: expected tool arguments of whole characters, got half of one", param="messages"
                 ) from None
-
-
-_STEP = re.compile(r"\.(\w+)|\[([^\]]*)\]")
-
-
-def allowed_values(type_: Any, body: Any, path: str) -> list[str]:
-    """The values at a path such as `.messages[1].role` of this body; a `type` that tells structs apart is a closed set
-    too."""
-    kinds = [*_flat(inspect.type_info(type_))]
-    value, found = body, list[str]()
-    for step in _STEP.finditer(path):
-        name, index = step.groups()
-        if name is None:
-            kinds, found = [*_items(kinds)], []
-            value = value[int(index)] if isinstance(value, list) and index.isdecimal() else None
-            continue
-        said = value if isinstance(value, dict) else {}
-        found = [str(kind.tag) for kind in _structs(kinds) if kind.tag_field == name]
-        kinds = [*_fields((kind for kind in _structs(kinds) if said.get(kind.tag_field, kind.tag) == kind.tag), name)]
-        value = said.get(name)
-    for kind in kinds:
-        if isinstance(kind, inspect.LiteralType):
-            found += map(str, kind.values)
-        elif isinstance(kind, inspect.EnumType):
-            found += [str(member.value) for member in kind.cls]
-    return [*dict.fromkeys(found)]
-
-
-def _structs(kinds: Iterable[Any]) -> Iterator[inspect.StructType]:
-    return (kind for kind in kinds if isinstance(kind, inspect.StructType))
-
-
-def _flat(kind: Any) -> Iterator[Any]:
-    """The types that a value may have."""
-    if isinstance(kind, inspect.UnionType):
-        for one in kind.types:
-            yield from _flat(one)
-    elif isinstance(kind, inspect.Metadata):
-        yield from _flat(kind.type)
-    else:
-        yield kind
-
-
-def _items(kinds: Iterable[Any]) -> Iterator[Any]:
-    for kind in kinds:
-        if isinstance(kind, inspect.ListType | inspect.VarTupleType):
-            yield from _flat(kind.item_type)
-
-
-def _fields(kinds: Iterable[Any], name: str) -> Iterator[Any]:
-    for kind in _structs(kinds):
-        for field in kind.fields:
-            if field.encode_name == name:
-                yield from _flat(field.type)

@@ -132,8 +132,8 @@ def test_tool_choices_have_their_twins(choice: dict[str, str], expected: ToolUse
     ("fields", "param", "said"),
     [
         ({"messages": []}, "messages", "expected `array` of length >= 1"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "[0].role: expected user, assistant or system"),
-        ({"messages": [user({"type": "audio"})]}, "messages", "expected text, image, document, search_result or"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "[0].role: expected a value"),
+        ({"messages": [user({"type": "audio"})]}, "messages", "content[0].type: expected a value"),
         ({"messages": [ASK, {"role": "assistant", "content": "4"}]}, "messages", "expected a user's message"),
         ({"messages": [user({"type": "image", "source": {"type": "file"}})]}, "messages", "got 'file'"),
         ({"messages": [user({"type": "document", "source": {"type": "url"}})]}, "messages", "got 'url'"),

@@ -121,17 +121,17 @@ def test_numbers_in_each_others_form_are_taken(api: Api, field: str, given: Any,
         (OPENAI_CHAT, {"max_tokens": 16.5}, "max_tokens", "expected `int | null`, got `float`"),
         (OPENAI_CHAT, {"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens: expected `int`"),
         (OPENAI_CHAT, {"logprobs": 2}, "logprobs", "expected `bool | null`, got `int`"),
-        (OPENAI_CHAT, {"tools": [{"type": "web", "function": {"name": "f"}}]}, "tools", "tools[0].type: expected func"),
-        (OPENAI_CHAT, {"tool_choice": "any"}, "tool_choice", "expected auto, none or required, got 'any'; send one of"),
+        (OPENAI_CHAT, {"tools": [{"type": "web", "function": {"name": "f"}}]}, "tools", "tools[0].type: expected a"),
+        (OPENAI_CHAT, {"tool_choice": "any"}, "tool_choice", "expected a value that docs/apis.md says"),
         (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens: expected `int` >= 1"),
-        (RESPONSES, {"reasoning": {"effort": "vast"}}, "reasoning", "reasoning.effort: expected high, low, max, med"),
+        (RESPONSES, {"reasoning": {"effort": "vast"}}, "reasoning", "reasoning.effort: expected a value"),
         (MESSAGES, {"stop_sequences": [""]}, "stop_sequences", "stop_sequences[0]: expected `str` of length >= 1"),
-        (MESSAGES, {"messages": [{"role": "ctx", "content": "x"}]}, "messages", "[0].role: expected user, assistant"),
-        (MESSAGES, {"tool_choice": {"type": "all"}}, "tool_choice", "tool_choice.type: expected any, auto, none or"),
+        (MESSAGES, {"messages": [{"role": "ctx", "content": "x"}]}, "messages", "[0].role: expected a value"),
+        (MESSAGES, {"tool_choice": {"type": "all"}}, "tool_choice", "tool_choice.type: expected a value"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_field_as_its_api_calls_it(api: Api, fields: dict[str, Any], param: str, said: str) -> None:
-    """With the values that may stand there, and what to do."""
+    """With what came, and where the values that may stand there are listed."""
     with pytest.raises(RequestError) as error:
         api.read(BODIES[api.path] | fields)
     assert (error.value.status, error.value.param) == (400, param) and said in str(error.value)
