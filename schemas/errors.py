@@ -31,6 +31,12 @@ FATAL_EXIT_STATUS = 78
 AWAY_EXIT_STATUS = 75
 """EX_TEMPFAIL: Kafka did not answer. The supervisor tries again for as long as it takes."""
 
+BUG_EXIT_STATUS = 70
+"""EX_SOFTWARE: a command ended by a fault of ours."""
+
+NO_RUN_EXIT_STATUS = 3
+"""Of `status`: there is no such run."""
+
 DIVERGED_EXIT_STATUS = 70
 """EX_SOFTWARE: as 78, but nothing is wrong with the settings' form; the run's own exit status is 1."""
 

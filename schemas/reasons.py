@@ -196,6 +196,13 @@ class Reason(StrEnum):
     UNSCORED = "unscored"
     """rollout, episode: It has no reward. -> Check that the grader returns a number; a captured conversation needs
     a rating by a person (docs/feedback.md)."""
+    GRADER_RAISED = "grader_raised"
+    """rollout: The grader raised an exception instead of returning a number. -> Mend it at the line that is named; no
+    attempt gets a reward before that."""
+    AGENT_RAISED = "agent_raised"
+    """rollout: The agent raised an exception. -> Mend it at the line that is named."""
+    TIME_LIMIT = "time_limit"
+    """rollout: [agent] time_limit_s ended it. -> Find out what it waits for, or raise the limit."""
     STRATEGY_FAILED = "strategy_failed"
     """rollout: The strategy of [credit] raised an exception, or returned something else than it should. -> Read the
     group's `detail`, and fix the strategy."""

@@ -140,7 +140,7 @@ class Trainer:
         for alarm in begun:
             self.metrics.add(ALARMS_BEGUN, alarm)
             _log.warning("alarm %s at step %d: %s", alarm, record.step, alarm_text(alarm, [*self._recent]))
-        if begun and self.alarms.on != "warn" and record.step < self.config.steps:
+        if begun and self.alarms.on in ("pause", "stop") and record.step < self.config.steps:
             self.store.save()
             self._hold(begun, record)
 

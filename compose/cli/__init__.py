@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import traceback
+from pathlib import Path
 
 import typer
 
-from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradError
+from tracegrad.schemas.errors import BUG_EXIT_STATUS, FATAL_EXIT_STATUS, FatalError, TracegradError
 
 from ..loopback import without_proxy
 from ..printable_log import log_to_stderr
@@ -61,8 +63,21 @@ app.add_typer(air.app, name="air", rich_help_panel="Look")
 app.add_typer(topics.app, name="topics", rich_help_panel="Look")
 
 
+def _bug_text(error: Exception) -> str:
+    """One line on a fault of ours, and the file that has the rest; with TRACEGRAD_DEBUG=1 all of it."""
+    whole = "".join(traceback.format_exception(error))
+    if os.environ.get("TRACEGRAD_DEBUG") == "1":
+        return whole
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    handle, file = tempfile.mkstemp(prefix="tracegrad-", suffix=".traceback", text=True)
+    with open(handle, "w", encoding="utf-8") as out:
+        out.write(whole)
+    what = f"{type(error).__name__} at {Path(at.filename).name}:{at.lineno}"
+    return f"tracegrad: a bug of ours: {what}: {error}; please report it with {file} (TRACEGRAD_DEBUG=1 prints that)"
+
+
 def main() -> None:
-    """The console script."""
+    """The console script. Its exit statuses: docs/running.md."""
     os.environ.update(without_proxy(os.environ))
     log_to_stderr(logging.WARNING, "%(message)s")
     try:
@@ -79,14 +94,14 @@ def main() -> None:
         # The reader of our output left (`| head`); what is still buffered has nowhere to go.
         sys.stderr.close()
         sys.exit(0)
-    except Exception as error:  # the one outermost handler: a fault of ours is printed whole
+    except Exception as error:  # the one outermost handler
         show, option = getattr(error, "show", None), getattr(error, "option_name", "")
         if option in GONE:
             echo(f"tracegrad: {option}: it is gone: {GONE[option]}", is_error=True)
             sys.exit(FATAL_EXIT_STATUS)
         if show is None:
-            echo("".join(traceback.format_exception(error)), is_error=True)
-            sys.exit(1)
+            echo(_bug_text(error), is_error=True)
+            sys.exit(BUG_EXIT_STATUS)
         # A usage error of the command line library, whose class its vendored parser owns.
         show()
         sys.exit(getattr(error, "exit_code", 2))

@@ -19,13 +19,15 @@ from tracegrad.consumers.views.progress import glance_lines
 from tracegrad.consumers.views.results import RESULTS_TOPICS, Results, results_of
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.watch import fold_present, fold_processes, stream_lag
-from tracegrad.schemas.errors import ConfigurationError, TracegradError
+from tracegrad.schemas.errors import NO_RUN_EXIT_STATUS, ConfigurationError, TracegradError
 from tracegrad.schemas.log.follow import follow, read_to_end
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
+from ..files import MARK
 from ..history.run_broker import is_running
+from ..run.supervisor import OutcomeKind
 from ..run.view_state import run_state
 from ..run.wiring import Wiring
 from .common import (
@@ -49,26 +51,37 @@ def status(
 ) -> None:
     """Show how far a run is, which version serves, and how its processes do.
 
-    Says of a run that has ended why it did. Exits with 1 when the run is not running.
+    Says of a run that has ended why it did. Exits with 0 when it runs or is done, 1 when it ended otherwise, 3 when
+    there is no such run.
 
     Example: tracegrad status mine --json
     """
-    from ..run.report import read_results
+    from ..run.report import causes_lines, read_results
 
-    wiring = find_run(run, runs_dir)
+    try:
+        wiring = find_run(run, runs_dir)
+    except ConfigurationError as error:
+        known = ", ".join(sorted(mark.parent.name for mark in runs_dir.glob(f"*/{MARK}"))) or "none"
+        echo(f"tracegrad: {error}; runs in {runs_dir}: {known}", is_error=True)
+        raise typer.Exit(NO_RUN_EXIT_STATUS) from error
     folder = wiring.run_dir
     is_up = is_running(folder)
     outcome = None if is_up else folder.outcome
+    run_is = "running" if is_up else str(outcome.kind) if outcome is not None else "not running"
     state = run_state(wiring)
     asked_ms = int(time.time() * 1000)
     """Silence is counted up to here: reading may take seconds, in which nobody was listened to."""
-    lag, num_dead = _look_at(wiring, state, as_json=as_json) if is_up else (None, 0)
+    lag, num_dead = _look_at(wiring, state) if is_up else (None, 0)
+    results = results_of(state, run=wiring.record.name) if is_up else read_results(folder)
     if as_json:
         fields = {
             "run": wiring.record.name,
             "folder": str(folder.path),
             "is_running": is_up,
+            "state": run_is,
             "outcome": msgspec.to_builtins(outcome),
+            "results": msgspec.to_builtins(results),
+            "dead_letters": num_dead,
             "lag": lag,
             "endpoints": msgspec.to_builtins(wiring.endpoints),
             "processes": [msgspec.to_builtins(told) for told in state.supervised.values()],
@@ -76,13 +89,14 @@ def status(
         }
         echo(json.dumps(fields, indent=2))
     else:
-        echo(f"run {wiring.record.name} ({'running' if is_up else 'not running'}) in {folder.path}")
+        echo(f"run {wiring.record.name} ({run_is}) in {folder.path}")
         topics = wiring.topics.name(Topic.EPISODES).removesuffix(Topic.EPISODES)
         echo(f"  kafka {wiring.endpoints.bootstrap_servers}, topics {topics}*")
         if outcome is not None:
             echo("\n".join([f"  ended: {outcome.kind}", *(f"    {line}" for line in outcome.why.splitlines())]))
-        results = results_of(state, run=wiring.record.name) if is_up else read_results(folder)
         for line in _screen(wiring, state, results, asked_ms, is_short=sys.stdout.isatty() and not verbose):
+            echo("  " + line)
+        for line in causes_lines(results) if results is not None else ():
             echo("  " + line)
         if lag is not None:
             echo(f"  {lag} records wait or belong to what is still open")
@@ -90,10 +104,10 @@ def status(
             echo(f"  {num_dead} dead letters: `tracegrad tail dead_letters`")
         for line in left_out_lines(state):
             echo("  " + line)
-    raise typer.Exit(0 if is_up else 1)
+    raise typer.Exit(0 if run_is in ("running", OutcomeKind.DONE) else 1)
 
 
-def _look_at(wiring: Wiring, state: RunState, *, as_json: bool) -> tuple[int | None, int]:
+def _look_at(wiring: Wiring, state: RunState) -> tuple[int | None, int]:
     """Folds what a live run tells: its lag, and dead letters; without a broker what there was before it left."""
     lag, num_dead = None, 0
     try:
@@ -102,9 +116,10 @@ def _look_at(wiring: Wiring, state: RunState, *, as_json: bool) -> tuple[int | N
         started_ms = int(1000 * wiring.run_dir.endpoints_file.stat().st_mtime)
         fold_processes(log, topics, state, since_ms=started_ms)
         lag = stream_lag(log, topics)
-        if not as_json:
-            fold_present(log, topics, state, (*RESULTS_TOPICS, Topic.WEIGHT_ACKS))
-            num_dead = sum(kept.end - kept.begin for kept in log.offsets(topics.name(Topic.DEAD_LETTERS)).values())
+        fold_present(log, topics, state, (*RESULTS_TOPICS, Topic.WEIGHT_ACKS))
+        if state.newest_step is None or not state.newest_step.version:
+            fold_present(log, topics, state, [Topic.EPISODES])  # what attempts came to, while nothing is learned
+        num_dead = sum(kept.end - kept.begin for kept in log.offsets(topics.name(Topic.DEAD_LETTERS)).values())
     except TracegradError as error:
         echo(f"tracegrad: {error}", is_error=True)
     return lag, num_dead

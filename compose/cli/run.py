@@ -76,13 +76,14 @@ def demo(
 
     Example: tracegrad demo --steps 10 --seed 1
     """
-    from ..run.report import demo_report
+    from ..run.report import demo_report, tell_results
 
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers, no_page)
     flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     settings = load_settings(CALCULATOR, flags, for_training=True)
     shown = choose_show(as_json=as_json, is_verbose=verbose)
-    _run(settings, runs_dir, shown, log_format, for_training=True, keep=keep, report=demo_report)
+    said = {"report": demo_report, "last_words": tell_results}
+    _run(settings, runs_dir, shown, log_format, for_training=True, keep=keep, **said)
 
 
 def train(
@@ -110,7 +111,7 @@ def train(
 
     Example: tracegrad train examples/gsm8k/tracegrad.toml --tasks train.jsonl --model models/small
     """
-    from ..run.report import make_report
+    from ..run.report import make_report, tell_results
 
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers, no_page)
     flags |= {
@@ -122,7 +123,8 @@ def train(
     flags |= set_flags(set_ or [])
     settings = load_settings(file, flags, for_training=True)
     shown = choose_show(as_json=as_json, is_verbose=verbose)
-    _run(settings, runs_dir, shown, log_format, for_training=True, keep=keep, report=make_report)
+    said = {"report": make_report, "last_words": tell_results}
+    _run(settings, runs_dir, shown, log_format, for_training=True, keep=keep, **said)
 
 
 def up(

@@ -229,7 +229,7 @@ class Regrader:
                 self._before.append(before.reward)  # of those that have both, or the means are of different episodes
             self.counts["changed"] += before.reward != after.reward
             return
-        told = f"{_WITHOUT}{after.unscored.partition(':')[0]}"
+        told = f"{_WITHOUT}{after.unscored.partition(': ')[0]}"
         self.counts[told if told in self.counts or len(self.counts) < _MAX_REASONS else f"{_WITHOUT}other"] += 1
 
     def show_result(self, show: Show) -> None:

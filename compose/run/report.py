@@ -28,6 +28,7 @@ from tracegrad.schemas.reasons import Reason, row_of
 from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest, folder_of
+from tracegrad.schemas.topics import Topic
 
 from ..engine.fetch_model import with_local_model
 from ..files import write_record
@@ -37,7 +38,7 @@ from .view_state import run_state
 from .wiring import Wiring
 
 _RESULTS = "results.json"
-_NAMED = 20
+_NAMED, _CAUSES = 20, 3
 _LAST_WORDS_S = 3.0
 """A run that a person stops waits no longer for a broker that may be what failed."""
 
@@ -49,13 +50,17 @@ def make_report(wiring: Wiring, show: Show) -> bool:
     report = account(wiring, is_live=False)
     write_record(folder / AUDIT, report)
     show.result("audit", msgspec.to_builtins(report), report_lines(report))
-    model = newest_folder(wiring.run_dir.weights)
+    model, results = newest_folder(wiring.run_dir.weights), read_results(wiring.run_dir)
     show.result(
         "files",
         {"results": str(folder), "model": model},
         [f"results: {folder}", f"model: {model or 'none was published'}"],
     )
-    return report.is_complete
+    assert results is not None
+    has_learned = not results.steps or bool(results.version or results.num_unpublished)
+    if not has_learned or results.causes:
+        show.result("causes", {"has_learned": has_learned}, causes_lines(results))
+    return report.is_complete and has_learned
 
 
 def demo_report(wiring: Wiring, show: Show) -> bool:
@@ -85,7 +90,8 @@ def tell_results(wiring: Wiring, show: Show) -> None:
 
 def _make_results(wiring: Wiring, show: Show, *, patience_s: float) -> None:
     state, folder = run_state(wiring), wiring.run_dir.results
-    fold_present(wiring.log(), wiring.topics, state, RESULTS_TOPICS, patience_s=patience_s)
+    topics = (*RESULTS_TOPICS, *([Topic.EPISODES] if wiring.settings.tasks is not None else []))
+    fold_present(wiring.log(), wiring.topics, state, topics, patience_s=patience_s)
     results = results_of(state, run=wiring.record.name)
     write_record(folder / _RESULTS, results)
     fields = msgspec.to_builtins(results)
@@ -178,9 +184,6 @@ def results_lines(results: Results) -> list[str]:
             f"newest version:  {results.version}, without the last {results.num_unpublished} updates: they are in the "
             "checkpoint, and the same command goes on from there"
         )
-    if _is_untrained(results):
-        why = row_of(Reason.NO_ADVANTAGE)
-        lines.append(f"nothing was trained: {why.sentence} {why.remedy}")
     return [
         *lines,
         f"{results.steps} steps, mean reward of {last_steps(results.steps)} {last}, "
@@ -190,10 +193,14 @@ def results_lines(results: Results) -> list[str]:
     ]
 
 
-def _is_untrained(results: Results) -> bool:
-    """Steps that had nothing to compare look like others, but for a curve at rest."""
+def causes_lines(results: Results) -> list[str]:
+    """Why attempts had nothing to train on, the commonest first."""
+    lines = [f"cause: {cause.text}" for cause in results.causes[:_CAUSES]]
     stds = [std for std in results.curves.get("reward_std", []) if std is not None]
-    return bool(stds) and not (any(stds) or results.version or results.num_unpublished)
+    if stds and not (any(stds) or results.version or results.num_unpublished):
+        why = row_of(Reason.NO_ADVANTAGE)
+        lines.append(f"nothing was trained: {why.sentence} {why.remedy}")
+    return lines
 
 
 def version_folders(weights: Path) -> dict[Version, Path]:

@@ -64,7 +64,7 @@ def run_session(
         keep: after the report, go on until Ctrl-C, so that the topics can be looked at.
         watch: makes the live view, once the topics are there; None: steps.
         report: makes the report; returns whether its checks passed.
-        last_words: said before the first process is stopped, whatever ends the run.
+        last_words: said before the first process is stopped, of a run that ends before it is done.
     """
     try:
         run_dir = _no_replay(RunDir(path.resolve()))
@@ -192,11 +192,11 @@ class Onlookers:
         if self._reports is not None:
             self._reports.wake()
 
-    def close(self) -> None:
+    def close(self, kind: OutcomeKind) -> None:
         """Waits a few seconds at most; called once a run of the supervisor."""
         if self._watcher is not None:
             self._watcher.close()
-            if self._last_words is not None:
+            if self._last_words is not None and kind is not OutcomeKind.DONE:
                 self._last_words(self.wiring, self.show)
         if self._reports is not None:
             self._reports.close()

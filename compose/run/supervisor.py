@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -86,7 +87,7 @@ class Supervisor:
         metrics: Metrics | None = None,
         on_change: Callable[[], object] = lambda: None,
         on_layer: Callable[[int], None] = lambda _: None,
-        before_stop: Callable[[], object] = lambda: None,
+        before_stop: Callable[[OutcomeKind], object] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
@@ -100,8 +101,8 @@ class Supervisor:
             on_change: told whenever a process changed state.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
                 UnavailableError is tried again for a while, any other error stops all.
-            before_stop: called when a run ends, before its first process is stopped: who reads from the broker leaves
-                here. The second interrupt breaks it off.
+            before_stop: called with how a run ends, before its first process is stopped: who reads from the broker
+                leaves here. The second interrupt breaks it off.
             say: a line for people.
         """
         self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
@@ -141,7 +142,7 @@ class Supervisor:
             return outcome
         finally:
             done = outcome.kind is OutcomeKind.DONE
-            self._call_before_stop()
+            self._call_before_stop(outcome.kind)
             self._stop([child for child in self.children if not (done and keep(child.spec))])
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -282,10 +283,10 @@ class Supervisor:
                 child.kill()
             self._on_change()
 
-    def _call_before_stop(self) -> None:
+    def _call_before_stop(self, kind: OutcomeKind) -> None:
         """Not in this thread: a signal that comes just before a wait for a lock does not wake it."""
         if self._num_interrupts < 2:
-            left = in_thread(self._before_stop, "before-stop")
+            left = in_thread(partial(self._before_stop, kind), "before-stop")
             while self._num_interrupts < 2:
                 self._answer()
                 if futures.wait([left], _TICK_S).done:

@@ -219,6 +219,7 @@ class Wiring:
             concurrency=settings.agent.concurrency,
             time_limit_s=settings.agent.time_limit_s,
             rewards_awaited=settings.reward.awaited,
+            stops_by_cause=settings.alarms.on != "warn",
             engine_ids=self.engine_ids,
             episode_wait_s=max(settings.streams.deadline_s, settings.streams.incomplete_s) + _EPISODE_MARGIN_S,
         )

@@ -12,6 +12,7 @@ from statistics import fmean
 
 import msgspec
 
+from tracegrad.schemas.causes import Cause
 from tracegrad.schemas.records.episodes import AIR_RULE
 from tracegrad.schemas.records.training import RatingDrop, TrainingStep
 from tracegrad.schemas.topics import Topic
@@ -73,6 +74,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     num_row_tokens, air:<rule>."""
     rolled_back: list[RolledBack]
     """Because raters liked the newest versions less; those that people asked for are on `weights` alone."""
+    causes: list[Cause] = []
+    """Why attempts had nothing to train on, the commonest first."""
 
 
 def results_of(state: RunState, *, run: str) -> Results:
@@ -110,6 +113,7 @@ def results_of(state: RunState, *, run: str) -> Results:
         rolled_back=[
             RolledBack(step=step.step, why=step.rated_worse) for step in steps if step.rated_worse is not None
         ],
+        causes=state.causes.found(),
     )
 
 

@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tracegrad.schemas.alarms import MemberOutcome, UntrainedGroups
 from tracegrad.schemas.bounded import BoundedMap
+from tracegrad.schemas.causes import Causes
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
@@ -98,8 +99,8 @@ class RunState:
         self.first_span: tuple[str, str] | None = None
         """Its name, and the service that it is of. Spans, calls and episodes of held-out rollouts are no part of what
         arrives."""
-        self.captured, self.untrained = CapturedTraffic(), UntrainedGroups()
-        """Of agents that people run; closed groups of tasks."""
+        self.captured, self.untrained, self.causes = CapturedTraffic(), UntrainedGroups(), Causes(policy)
+        """Of agents that people run; closed groups of tasks; why attempts have nothing to train on."""
         self.first_call: CallRecord | None = None
         self.first_upstream_call: UpstreamCall | None = None
         self.num_upstream_calls = 0
@@ -206,6 +207,7 @@ class RunState:
         if episode.rollout_id is not None:
             self._final[episode.rollout_id] = None
             self._given_up.pop(episode.rollout_id, None)
+        self.causes.add_episode(episode)
         if episode.purpose is Purpose.VALIDATION:
             return
         members = (*self._members.get(group.id, ()), MemberOutcome.of(episode, self._policy))

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from tracegrad.schemas.alarms import NOTHING_TRAINS, alarm_text
+from tracegrad.schemas.causes import Cause
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
@@ -53,6 +54,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ON_ALARM = {
+    None: "",
     "warn": "",
     "pause": "; before more is trained: Ctrl-C, then the same command again",
     "stop": "; the run ends",
@@ -64,9 +66,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something worth a line."""
 
     kind: str
-    """`step`, `alarm`, `rollback`, `version`, `validation`, `lost`, `first_span`, `first_call`, `first_upstream_call`,
-    `upstream_calls`, `episode`, `missing`, `unjoined`, `traffic`, `stale`; `now`: what the run waits for, where a line
-    can be written over."""
+    """`step`, `alarm`, `cause`, `rollback`, `version`, `validation`, `lost`, `first_span`, `first_call`,
+    `first_upstream_call`, `upstream_calls`, `episode`, `missing`, `unjoined`, `traffic`, `stale`; `now`: what the run
+    waits for, where a line can be written over."""
     text: str
     step: StepLine | None = None
     held_out: HeldOut | None = None
@@ -100,7 +102,7 @@ class StepLines:
     def __init__(
         self,
         lag: Callable[[], int | None] = lambda: None,
-        on_alarm: str = "warn",
+        on_alarm: str | None = None,
         now: Callable[[RunState], Activity] | None = None,
         groups_per_step: int = 1,
     ) -> None:
@@ -118,6 +120,8 @@ class StepLines:
         self._is_begun = False
         self._num_lost = 0
         self._groups_per_step = groups_per_step
+        self._cause: Cause | None = None
+        """That of all attempts, once it is said."""
         self._nothing_trains = False
         """Whether it is said, of groups or of steps, and still so."""
 
@@ -128,6 +132,10 @@ class StepLines:
         self._nothing_trains = is_untrained or (step is not None and NOTHING_TRAINS in step.alarms)
         if is_untrained and not is_said:
             yield Event(kind="alarm", text=f"alarm: {NOTHING_TRAINS} (docs/watching.md): {state.untrained.text}")
+        if self._cause is None and (cause := state.causes.stopping(0)) is not None:
+            self._cause = cause
+            goes_on = " The run goes on, since [alarms] on = 'warn'" if self._on_alarm == "warn" else ""
+            yield Event(kind="cause", text=f"cause: {cause.text}{goes_on}")
         if step is not None and (self._last is None or step.step > self._last.step):
             began_ms = self._last.ended_at_ms if self._last else step.started_at_ms
             # The first step that is seen of a run that goes on was told before.

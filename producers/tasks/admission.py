@@ -11,7 +11,8 @@ will end, or of which no episode came, so that its group closes; for a group tha
 never comes to the trainer, another is admitted; `dead_letters` of unreadable records that no stage reads as a group.
 Invariant: ids follow from run, purpose and number, so that a restart (or a second process) asks for the same rollouts
 again and no others.
-Failure: a dataset that cannot be read, group after group lost -> ConfigurationError; the log is away -> waits.
+Failure: a dataset that cannot be read, group after group lost, one cause of all attempts that no training mends
+-> ConfigurationError; the log is away -> waits.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from msgspec.structs import replace
 
 from tracegrad.schemas.alarms import NOTHING_TRAINS
 from tracegrad.schemas.beat import acknowledged, beat
+from tracegrad.schemas.causes import Causes
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
 from tracegrad.schemas.keys import original_key, policy_key, rollout_key
@@ -116,6 +118,8 @@ class TaskAdmission:
         self._came: tuple[int, int] | None = None
         """Groups consumed, and how many were lost when that number came."""
         self._nothing_trains = False
+        self._is_begun = False
+        """What lay on the log at the start is folded."""
         self.state = AdmissionState(handles.run_hash, handles.policy, handles.engine_ids)
         self._held_out = HeldOut(
             config,
@@ -134,6 +138,9 @@ class TaskAdmission:
         """Takes what is new on the topics. True: the run is complete."""
         for _, record in decoded(chunk.records, self.codecs, self._refusals):
             self.state.fold(record)
+        if chunk.is_caught_up and not self._is_begun:
+            # Whoever starts a run again may have mended what it ended by.
+            self._is_begun, self.state.causes = True, Causes(self._handles.policy)
         try:
             self._write_dead_letters()
             return chunk.is_caught_up and self._advance()
@@ -165,6 +172,7 @@ class TaskAdmission:
     def _advance(self) -> bool:
         """Admits what may be admitted now; the state holds all that lay on the log at the start."""
         self._give_up()
+        self._check_causes()
         before, self._nothing_trains = self._nothing_trains, self.state.untrained.holds(self._handles.groups_per_step)
         if self._nothing_trains and not before:
             self._metrics.add(ALARMS_BEGUN, NOTHING_TRAINS)
@@ -182,6 +190,17 @@ class TaskAdmission:
         if progress.acked < progress.version:
             return self._wait(f"an engine to acknowledge version {progress.version}")
         return due is None
+
+    def _check_causes(self) -> None:
+        """Raises ConfigurationError where every attempt ended by one cause that no training can mend."""
+        newest = self.state.newest_step
+        has_trained = newest is not None and (newest.version or newest.num_unpublished)
+        cause = self.state.causes.stopping(2 * self._group_size)
+        if cause is None or has_trained or not self._handles.stops_by_cause:
+            return
+        raise ConfigurationError(
+            f"{cause.text} Then give the same command, which goes on; [alarms] on = 'warn' ends no run by this"
+        )
 
     def _check_lost(self, progress: RunProgress) -> None:
         """Raises ConfigurationError when group after group is lost: so would be those in their stead."""

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tracegrad.schemas.alarms import MemberOutcome, UntrainedGroups
+from tracegrad.schemas.causes import Causes
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.metrics import GROUPS_TAKEN
 from tracegrad.schemas.reasons import Reason
@@ -59,7 +60,7 @@ class AdmissionState:
         self._acked: dict[str, int] = {}
         self._outcomes: dict[str, list[tuple[str, MemberOutcome]]] = defaultdict(list)
         """Group -> of each rollout that has a final episode why it cannot train, in words; empty: it can."""
-        self.untrained = UntrainedGroups()
+        self.untrained, self.causes = UntrainedGroups(), Causes(policy)
         self._seen_final = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
         """Have a final episode; a restarted stage may emit it again, and two attempts may both claim to be final."""
         self.open: dict[str, OpenRollout] = {}
@@ -150,6 +151,7 @@ class AdmissionState:
             return
         self.awaited.pop(rollout, None)
         self.given_up.pop(rollout, None)
+        self.causes.add_episode(episode)
         if episode.purpose is Purpose.VALIDATION:
             if group.index >= self._num_scored_groups:
                 reward = episode.reward if is_usable(episode.reward) else None

@@ -57,6 +57,8 @@ class TasksHandles(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: float
     """Of one attempt."""
     rewards_awaited: tuple[str, ...]
+    stops_by_cause: bool
+    """One cause of all attempts that no training can mend ends the run."""
     engine_ids: tuple[str, ...]
     """The policy's engines, as on `weight_acks`; the slowest of them counts."""
     episode_wait_s: float

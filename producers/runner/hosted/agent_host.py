@@ -83,11 +83,15 @@ class Host:
     """The agent, its rollouts and the threads that watch them.
 
     The agent's event loop has the main thread; reading, watching and flushing have threads of their own, so that
-    an agent that blocks the loop is still noticed and reported. `ledger`: the SpanLedger of `span_ledger.py`.
+    an agent that blocks the loop is still noticed and reported. `ledger`: the SpanLedger of `span_ledger.py`; `raised`:
+    of `raised.py`.
     """
 
-    def __init__(self, solve: Callable[..., Any], ledger: Any, send: Callable[..., None]) -> None:
+    def __init__(
+        self, solve: Callable[..., Any], ledger: Any, send: Callable[..., None], raised: Callable[..., str]
+    ) -> None:
         self._solve = solve
+        self._raised = raised
         self._is_async = inspect.iscoroutinefunction(solve) or inspect.iscoroutinefunction(
             getattr(solve, "__call__", None)  # noqa: B004 - the question is whether it is async, not callable
         )
@@ -158,7 +162,7 @@ class Host:
         self._finish(run, "succeeded", output=text)
 
     def _fail(self, run: Run, error: BaseException) -> None:
-        reason = "time limit" if run.is_expired else f"{type(error).__name__}: {error}"[:500]
+        reason = "time limit" if run.is_expired else self._raised("agent", error, 500)
         self._finish(run, "failed", error=reason)
 
     def _finish(self, run: Run, state: str, **more: Any) -> None:
@@ -222,8 +226,10 @@ def prepare(
     load: Callable[[], Callable[..., Any]], load_file: Callable[[str, str], Any], send: Callable[..., None]
 ) -> tuple[dict[str, Any], Callable[[Iterable[bytes]], None]]:
     """For `host_main.py`: what `ready` says, and what serves the lines."""
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "span_ledger.py")
+    folder = os.path.dirname(os.path.abspath(__file__))
+    raised = load_file(os.path.join(folder, "raised.py"), "tracegrad_raised").raised
+    beside = os.path.join(folder, "span_ledger.py")
     ledger = load_file(beside, "tracegrad_span_ledger").SpanLedger(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
     untraced = ledger.install()  # before the agent's modules, which it instruments
     name_who_ends(ledger.current, send)
-    return {"untraced": untraced}, Host(load(), ledger, send).serve
+    return {"untraced": untraced}, Host(load(), ledger, send, raised).serve

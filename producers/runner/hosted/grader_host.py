@@ -13,6 +13,7 @@ import asyncio
 import inspect
 import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,14 +35,14 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS
 
 
-def judge(grade: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
+def judge(grade: Callable[..., Any], request: dict[str, Any], raised: Callable[..., str]) -> dict[str, Any]:
     """What the grader says of one attempt, with every way to say nothing told apart."""
     try:
         result = grade(request["task"], request["output"], request["attempt"])
         if inspect.isawaitable(result):
             result = asyncio.run(_resolve(result))
     except Exception as error:  # the user's code
-        return {"unscored": f"grader raised {type(error).__name__}: {error}"[:300]}
+        return {"unscored": raised("grader", error, 300)}
     if result is None:
         return {"unscored": "grader returned None"}
     try:
@@ -73,14 +74,15 @@ async def _resolve(awaitable: Any) -> Any:
 
 
 def prepare(
-    load: Callable[[], Callable[..., Any]], _: object, send: Callable[..., None]
+    load: Callable[[], Callable[..., Any]], load_file: Callable[[str, str], Any], send: Callable[..., None]
 ) -> tuple[dict[str, Any], Callable[[Iterable[bytes]], None]]:
     """For `host_main.py`: what `ready` says, and what serves the lines."""
-    grade = load()
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "raised.py")
+    raised, grade = load_file(beside, "tracegrad_raised").raised, load()
 
     def serve(lines: Iterable[bytes]) -> None:
         for line in lines:
             request = json.loads(line)
-            send("result", id=request["id"], **judge(grade, request))
+            send("result", id=request["id"], **judge(grade, request, raised))
 
     return {}, serve

@@ -100,8 +100,8 @@ def test_no_word_of_the_help_is_taken_for_markup() -> None:
         (("serve", "trainr", "--run-dir", "."), 78, "did you mean 'trainer'?"),
         (("serve", "streams", "--run-dir", "."), 78, "--stage must be one of normalize, assemble, credit"),
         (("tail", "episode"), 78, "did you mean 'episodes'?"),
-        (("status", "--runs-dir", "nowhere"), 78, "no run under nowhere"),
-        (("status", "mine", "--runs-dir", "nowhere"), 78, "expected a run folder, got nowhere/mine"),
+        (("status", "--runs-dir", "nowhere"), 3, "no run under nowhere"),
+        (("status", "mine", "--runs-dir", "nowhere"), 3, "runs in nowhere: none"),
         (("audit", "mine", "--runs-dir", "nowhere"), 78, "expected a run folder, got nowhere/mine"),
         (("topics", "create", "examples/calculator"), 78, "--bootstrap-servers"),
         (("air", "compare", "a.toml", "b.toml", "--figure", "x"), 78, f"--figure: it is gone: {GONE['--figure']}"),
@@ -117,13 +117,33 @@ def test_mistakes_are_one_clear_message(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Exit status 78 for settings that cannot work; never a traceback."""
+    """Exit status 78 for settings that cannot work, 3 of `status` for no run, 2 for usage; never a traceback."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("tracegrad.compose.run.serve._set_up_logging", lambda *_: None)
     assert leave(monkeypatch, *arguments) == status
     shown = capsys.readouterr()
     if "serve" not in arguments:
         assert message in " ".join(shown.err.replace("│", "").split())
+
+
+def test_a_bug_is_one_line_and_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What, where, and which file holds the traceback; a variable prints that instead."""
+
+    def broken(*_: object) -> None:
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr("tracegrad.compose.cli.look.find_run", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert leave(monkeypatch, "status", "mine") == 70
+    (line,) = capsys.readouterr().err.splitlines()
+    (file,) = tmp_path.iterdir()
+    assert line.startswith("tracegrad: a bug of ours: KeyError at test_cli.py:") and str(file) in line
+    assert "Traceback" in file.read_text()
+    monkeypatch.setenv("TRACEGRAD_DEBUG", "1")
+    assert leave(monkeypatch, "status", "mine") == 70
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_topics_dry_run_prints_topics_and_acls(
@@ -278,7 +298,10 @@ def test_status_says_why_a_run_ended(
         assert leave(monkeypatch, "status", run_dir.path, *more) == 1
     text, _, encoded = capsys.readouterr().out.partition("{")
     assert "ended: fatal" in text and "DivergedError: expected a finite loss" in text
-    assert json.loads("{" + encoded)["outcome"]["exit_status"] == 70
+    told = json.loads("{" + encoded)
+    assert (told["state"], told["outcome"]["exit_status"]) == ("fatal", 70)
+    run_dir.write_outcome(Outcome(kind=OutcomeKind.DONE))
+    assert leave(monkeypatch, "status", run_dir.path) == 0
     run_dir.write_start(run_dir.settings, run_dir.endpoints)
     assert run_dir.outcome is None
 

@@ -38,7 +38,7 @@ def test_each_output_is_graded_anew_and_what_cannot_be_has_no_reward(runs: Runs,
     assert {number: (one.reward, one.unscored) for number, one in found.items()} == {
         0: (2.0, ""),
         1: (-1.0, ""),
-        2: (None, "grader raised RuntimeError: no"),
+        2: (None, "grader raised RuntimeError at grade.py:11: no"),
         3: (None, "grader took more than 2 s"),
         4: (None, "output_too_large"),
         5: (2.0, ""),
@@ -47,7 +47,7 @@ def test_each_output_is_graded_anew_and_what_cannot_be_has_no_reward(runs: Runs,
     assert all(one.num_unauthorised_rewards == 0 for one in found.values())
     assert "graded anew: 3 episodes, 3 of them have another reward than before; mean 0.667 -> 1.000" in told.lines
     assert told.lines[-1] == (
-        "without a reward: 1 grader raised RuntimeError, 1 grader took more than 2 s, 1 output_too_large"
+        "without a reward: 1 grader raised RuntimeError at grade.py:11, 1 grader took more than 2 s, 1 output_too_large"
     )
     task, output, attempt = json.loads((tmp_path / "grade.py.asked").read_text().splitlines()[0])
     assert (task, output) == ({"id": "t0", "input": "6 * 7?", "expected": "42"}, "42")

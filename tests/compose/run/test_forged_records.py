@@ -121,6 +121,7 @@ def by_tasks(log: Log, folder: Path) -> Any:
     """Where admission thinks that the run stands."""
     (folder / "tasks.jsonl").write_text(json.dumps({"id": "1", "input": "?"}) + "\n")
     handles = TasksHandles(
+        stops_by_cause=True,
         engine_ids=("engine-0",),
         run_hash=RUN,
         policy="policy",

@@ -83,7 +83,7 @@ def test_second_interrupt_does_not_wait_for_who_still_reads(tmp_path: Path, is_e
         assert is_joining.wait(10)
         os.kill(os.getpid(), signal.SIGINT)
 
-    supervisor = Supervisor([deaf(tmp_path)], logs=tmp_path, on_layer=hook, before_stop=join)
+    supervisor = Supervisor([deaf(tmp_path)], logs=tmp_path, on_layer=hook, before_stop=lambda _: join())
     began = time.monotonic()
     with meanwhile(interrupt_twice):
         assert supervisor.run().kind is OutcomeKind.STOPPED

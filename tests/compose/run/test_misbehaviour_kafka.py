@@ -75,8 +75,8 @@ WORDS = {
     "hangs": "time limit",
     "blocks": "time limit; it blocks the event loop",
     "crashes": "the agent ends its process",
-    "raises": "ValueError: the agent's own",
-    "garbage": "TypeError: Object of type object is not JSON serializable",
+    "raises": "agent raised ValueError at agent.py:",
+    "garbage": "agent raised TypeError: Object of type object is not JSON serializable",
 }
 """Kind -> what the episode of its misbehaving member says."""
 
@@ -263,7 +263,7 @@ def test_unscored_episodes_say_why(finished: Finished) -> None:
     reasons = {(episode.task_id, episode.unscored) for episode in finished.episodes if episode.unscored}
     assert {reason for task, reason in reasons if task == "grader-none"} == {"grader returned None"}
     assert {reason for task, reason in reasons if task == "grader-raises"} == {
-        "grader raised RuntimeError: the grader's own"
+        "grader raised RuntimeError at grade.py:4: the grader's own"
     }
 
 
@@ -278,7 +278,7 @@ def test_what_was_left_out_is_said(finished: Finished) -> None:
     assert f"step {finished.steps['engine'].step}: 1 groups excluded: all_members_excluded 1" in told
     end = told.rpartition("training rollouts excluded: ")[2]
     assert "'aborted': 4" in end and "'unscored (grader returned None)': 1" in end
-    assert '"unscored (grader raised RuntimeError: the grader\'s own)": 3' in end
+    assert '"unscored (grader raised RuntimeError at grade.py:4: the grader\'s own)": 3' in end
     assert finished.said.count("no update: no_advantage") == 2
     assert finished.said.count("no update: no_tokens") == 2
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state
-from tracegrad.compose.run.report import newest_folder, results_lines
+from tracegrad.compose.run.report import causes_lines, newest_folder, results_lines
 from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.versions import Version
@@ -39,9 +39,10 @@ def test_a_run_in_which_nothing_could_be_compared_says_so() -> None:
     """Its steps have rewards and its versions a number, as those of any run have."""
     results = results_of(fold_all(new_state(), small_run(), RESULTS_TOPICS), run="test")
     flat = replace(results, version=0, curves={**results.curves, "reward_std": [0.0, None]})
-    assert [line for line in results_lines(flat) if line.startswith("nothing was trained: ")]
+    (line,) = causes_lines(flat)
+    assert line.startswith("nothing was trained: All advantages are 0")
     for other in (results, replace(flat, version=2), replace(flat, curves={**flat.curves, "reward_std": [0.0, 0.1]})):
-        assert not [line for line in results_lines(other) if line.startswith("nothing")]
+        assert causes_lines(other) == []
 
 
 def test_a_mean_says_of_how_many_steps_it_is() -> None:

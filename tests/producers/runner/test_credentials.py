@@ -107,7 +107,7 @@ def test_an_agent_in_one_host_cannot_touch_an_attempt_in_another(tmp_path: Path)
             assert [type(call) for call in rig.calls(rollout)] == [CallRecord, CallsClosed]
         hosts = [Holder(end.host or "") for end in (*ends, teller)]
         assert all(is_host(host) for host in hosts) and hosts[0] != hosts[1]
-        assert teller.error == f"ValueError: my key is {hosts[2]}.{'*' * 32}"
+        assert (teller.error or "").partition(": ")[2] == f"my key is {hosts[2]}.{'*' * 32}"
         assert_untold(rig, tmp_path, hosts)
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.streams.make import GROUP, Streams, chain, closed, config, event, reward, rollout
 from tracegrad.producers.runner.attempt import records_of
 from tracegrad.producers.runner.hosted.grader_host import judge
+from tracegrad.producers.runner.hosted.raised import raised
 from tracegrad.producers.runner.outcome import Outcome, as_told
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
@@ -91,7 +92,7 @@ ASKED: dict[str, Any] = {"task": {}, "output": None, "attempt": {}}
 )
 def test_a_name_may_have_rewards_of_calls(returned: Any, said: dict[str, Any]) -> None:
     """Beside those of the whole; what is neither is unscored."""
-    got = judge(lambda *_: returned, ASKED)
+    got = judge(lambda *_: returned, ASKED, raised)
     if str(said.get("unscored", "")).endswith(".*"):
         assert got.keys() == {"unscored"} and got["unscored"].startswith(said["unscored"][:-2])
     else:

@@ -28,6 +28,7 @@ from tracegrad.schemas.topics import Topic, Topics
 
 TOPICS = Topics(run=RunName("test"))
 HANDLES = TasksHandles(
+    stops_by_cause=False,
     engine_ids=("engine-0",),
     run_hash=RunHash("ab12cd34"),
     policy="policy",
