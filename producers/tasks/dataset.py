@@ -7,7 +7,6 @@ Failure: ConfigurationError that names the file, the line, what was expected and
 from __future__ import annotations
 
 import random
-import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,18 +17,8 @@ from tracegrad.schemas.records.tasks import Task
 
 _DECODER = msgspec.json.Decoder(Task)
 _EXPECTED = 'expected {"id": "...", "input": ..., "expected": ...}'
-_AS_LINES = "write it as JSON lines: pandas.read_{}(FILE).to_json(OUT, orient='records', lines=True)"
-_FORMS = (
-    (b"PAR1", "a Parquet file", _AS_LINES.format("parquet")),
-    (b"ARROW1", "an Arrow file", _AS_LINES.format("feather")),
-    (b"\x1f\x8b", "a gzip file", "unpack it: gunzip FILE"),
-    (b"\x28\xb5\x2f\xfd", "a zstd file", "unpack it: unzstd FILE"),
-    (b"PK\x03\x04", "a zip archive, as Excel writes it", _AS_LINES.format("excel")),
-    (b"\xef\xbb\xbf", "a byte order mark (BOM) before the first line", "save it as UTF-8 without BOM"),
-    (b"\xff\xfe", "UTF-16 (a BOM says so)", "save it as UTF-8 without BOM"),
-    (b"\xfe\xff", "UTF-16 (a BOM says so)", "save it as UTF-8 without BOM"),
-)
-"""How a file of another form begins, what it is, and what to do."""
+_OTHER_FORM = "; of a table: pandas.read_csv(FILE).to_json(OUT, orient='records', lines=True)"
+"""Of a file whose first line is no task: CSV, Parquet, an array, packed."""
 
 
 def read_tasks(path: str | Path) -> tuple[Task, ...]:
@@ -50,9 +39,8 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
         try:
             task = _DECODER.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            if form := _form_of(data) if not tasks else "":
-                raise ConfigurationError(f"[tasks] {path}: {_EXPECTED}, one such object a line, got {form}") from None
-            raise ConfigurationError(f"[tasks] {path}, line {number}: {_EXPECTED}, got: {error}") from error
+            hint = "" if tasks else _OTHER_FORM
+            raise ConfigurationError(f"[tasks] {path}, line {number}: {_EXPECTED}, got: {error}{hint}") from error
         if task.id in lines_by_id:
             first = lines_by_id[task.id]
             raise ConfigurationError(f"[tasks] {path}, line {number}: id {task.id!r} stands in line {first} already")
@@ -61,21 +49,6 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
     if not tasks:
         raise ConfigurationError(f"[tasks] {path}: expected at least one task, got an empty file")
     return tuple(tasks)
-
-
-def _form_of(data: bytes) -> str:
-    """Of a file whose first task cannot be read what it is and the remedy; empty where that is not known."""
-    for begin, form, remedy in _FORMS:
-        if data.startswith(begin):
-            return f"{form}; {remedy}"
-    first = data.strip()[:4096].splitlines()[0].strip()
-    if re.match(rb"\s*\[\s*\{", data):
-        return f"a JSON array; {_AS_LINES.format('json')}"
-    if first == b"{":
-        return "an object over several lines; write each on one: jq -c . FILE"
-    if not first.startswith(b"{") and any(mark in first for mark in b",;\t"):
-        return f"a CSV file, whose first line is {first.decode('utf-8', 'replace')[:80]!r}; {_AS_LINES.format('csv')}"
-    return ""
 
 
 @lru_cache(maxsize=4)
