@@ -115,45 +115,32 @@ def _check_tools(template: str, tokens: dict[str, str], folder: str) -> None:
 def _render(
     template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]], tokens: dict[str, str], folder: str
 ) -> str:
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2 import TemplateError
 
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
+    from tracegrad.producers.llm_gateway.render.local_template import compiled
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals.update(
-        raise_exception=refuse, strftime_now=lambda form: datetime.datetime.now(datetime.UTC).strftime(form)
-    )
-    # transformers marks the assistant's tokens by this tag; it prints nothing.
-    for tag in ("generation", "endgeneration"):
-        for opening, closing in (("{% ", " %}"), ("{%- ", " -%}"), ("{%- ", " %}"), ("{% ", " -%}")):
-            template = template.replace(f"{opening}{tag}{closing}", "")
     try:
-        return environment.from_string(template).render(
-            messages=messages, tools=tools, add_generation_prompt=True, **tokens
+        return compiled(template).render(
+            messages=messages, tools=tools, add_generation_prompt=True, strftime_now=_now, **tokens
         )
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
+    except (TemplateError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"[policy] model: the chat template of {folder} cannot render tools: {error}; "
             "use a model whose template supports tools, or set [policy] tools = false"
         ) from error
 
 
+def _now(form: str) -> str:
+    return datetime.datetime.now(datetime.UTC).strftime(form)
+
+
 def _special_tokens(folder: Path) -> dict[str, str]:
     """bos_token and the like, which templates name."""
+    from tracegrad.producers.llm_gateway.render.local_template import special_tokens
+
     file = folder / "tokenizer_config.json"
     config = _read_json(file, what="a tokenizer") if file.is_file() else {}
-    tokens = {"bos_token": "", "eos_token": ""}
-    for name, value in config.items():
-        if name.endswith("_token") and isinstance(value, dict):
-            value = value.get("content")
-        if name.endswith("_token") and isinstance(value, str):
-            tokens[name] = value
-    return tokens
+    return {"bos_token": "", "eos_token": ""} | special_tokens(config)
 
 
 def _read_json(file: Path, *, what: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -99,10 +99,7 @@ def load(folder: Path, source: str | None = None) -> LocalTemplate | None:
         file = folder / "chat_template.jinja"
         if source is None:
             source = file.read_text() if file.exists() else config.get("chat_template")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        template = environment.from_string(_GENERATION.sub(_always, source))
+        template = compiled(source)
         # A broken tokenizer file raises a bare Exception of the library's.
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         # The engine cuts and pads nothing, whatever was set when the file was saved; the probes are too short to tell.
@@ -110,12 +107,24 @@ def load(folder: Path, source: str | None = None) -> LocalTemplate | None:
         tokenizer.no_padding()
     except (OSError, ValueError, TypeError, AttributeError, TemplateError):
         return None
-    tokens = {
+    return LocalTemplate(template, tokenizer, special_tokens(config))
+
+
+def compiled(source: str) -> Template:
+    """A chat template, in the sandbox, with the functions that transformers gives it. Raises TemplateError."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    return environment.from_string(_GENERATION.sub(_always, source))
+
+
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, which templates name, of a tokenizer_config.json."""
+    return {
         name: str(value.get("content") if isinstance(value, dict) else value)
         for name, value in config.items()
         if name.endswith("_token") and isinstance(value, (str, dict))
     }
-    return LocalTemplate(template, tokenizer, tokens)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
