@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -36,7 +39,6 @@ from .common import (
     load_settings,
     log_as,
 )
-from .env_forms import Form, written
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator" / "tracegrad.toml"
 """Two up is the checkout, or the installed package: the rooms and the examples lie side by side in both."""
@@ -54,6 +56,13 @@ Keep = Annotated[bool, typer.Option("--keep", help="Keep the processes running a
 Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"))]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Set any other key, such as --set trainer.lr=1e-5.")]
 Model = Annotated[str | None, typer.Option("--model", help=help_of("policy.model"))]
+
+
+class Form(StrEnum):
+    """How `env` prints."""
+
+    PLAIN = "plain"
+    SHELL = "shell"
 
 
 def demo(
@@ -172,7 +181,9 @@ def env(
     shell: Annotated[
         bool, typer.Option("--shell", help='Print export lines, for eval "$(tracegrad env --shell)".')
     ] = False,
-    form: Annotated[Form, typer.Option(help="Format; docker is for `docker run --env-file`.")] = Form.PLAIN,
+    form: Annotated[Form, typer.Option(help="plain: NAME=value, also for --env-file and .env; shell: --shell.")] = (
+        Form.PLAIN
+    ),
     as_json: JsonFlag = False,
     feedback: Annotated[
         bool, typer.Option("--feedback", help="For the program in which people rate answers; keep them from the agent.")
@@ -201,7 +212,12 @@ def env(
     if as_json:
         echo(json.dumps(found, indent=2))
     else:
-        echo(written(found, Form.SHELL if shell else form))
+        echo("\n".join(env_lines(found, is_shell=shell or form is Form.SHELL)))
+
+
+def env_lines(found: Mapping[str, str], *, is_shell: bool) -> list[str]:
+    """A line each: for a shell's `eval`, or as `docker run --env-file` takes it."""
+    return [f"export {name}={shlex.quote(value)}" if is_shell else f"{name}={value}" for name, value in found.items()]
 
 
 def serve(
