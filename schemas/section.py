@@ -195,3 +195,23 @@ def function_of(reference: str, key: str) -> Callable[..., Any]:
         hint = f"; {nearest(name, there)}" if there else ""
         raise ConfigurationError(f"{key}: expected a function {name!r} in {file}, got {found!r}{hint}")
     return found  # type: ignore[no-any-return]
+
+
+def function_named(name: str, group: str, key: str) -> Callable[..., Any]:
+    """The function of `file.py:name`, or of an entry point of the group that an installed package declares.
+
+    Raises:
+        ConfigurationError: its code cannot be run, or holds none.
+    """
+    if ":" in name:
+        return function_of(name, key)
+    entry = declared(group)[name]
+    try:
+        found = entry.load()
+    except Exception as error:  # the package's code
+        raise ConfigurationError(
+            f"{key}: {name!r} of package {entry.value} cannot be imported: {error}; mend or remove it"
+        ) from error
+    if not callable(found):
+        raise ConfigurationError(f"{key}: expected a function at {entry.value}, got {found!r}")
+    return found  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import PeersRule
 from tracegrad.schemas.section import NameOrFunction, Section, declared, nearest
 
-from .strategies.known import GROUP, STRATEGIES, function_named
+from .strategies.known import GROUP, STRATEGIES, strategy_named
 from .strategies.strategy import Strategy, Terms
 
 DEFAULT = "return_to_go"
@@ -75,4 +75,4 @@ class CreditConfig(Section, frozen=True, kw_only=True):
 
     def resolve(self) -> Credits:
         """What credit computes with; a user's code is run. Raises ConfigurationError."""
-        return Credits(function_named(self.strategy), Terms(self.gamma, self.rule))
+        return Credits(strategy_named(self.strategy), Terms(self.gamma, self.rule))

@@ -1,44 +1,28 @@
-"""Runs a user's rule in a process of its own, one episode after another. Started by path; standard library alone.
+"""Runs a user's rule in a process of its own, one episode after another.
 
-    function_host.py FILE.py:NAME | MODULE:NAME
+    python -m tracegrad.streams.assemble.air.function_host FD FILE.py:NAME | NAME
 
-In: JSON lines on stdin, each an episode's record; their end ends it. Out: JSON lines on stdout: first `{"ready": true}`
-or `{"error": reason}`, then for each episode `{"pays": [[call id, name, value], ...]}`, null for what is not finite, or
-`{"error": reason}`. What the user's code prints goes to stderr. Failure: an exception is an answer; the time limit is
-the caller's.
+In: the number of an open connection; over it JSON, each an episode's record; its end ends the process. Out: over it
+JSON: first `{"error": reason}`, empty where the rule can be asked, then for each episode
+`{"pays": [[call id, name, value], ...]}`, null for what is not finite, or `{"error": reason}`. Failure: an exception is
+an answer; the time limit is the caller's.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.util
 import json
 import math
-import os
 import signal
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
+from tracegrad.schemas.section import function_named
+
+GROUP = "tracegrad.air"
 _PR_SET_PDEATHSIG = 1
-
-
-def _load(reference: str) -> Callable[[dict[str, Any]], Any]:
-    place, _, name = reference.rpartition(":")
-    if place.endswith(".py"):
-        sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
-        spec = importlib.util.spec_from_file_location("tracegrad_user_rule", place)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(place)
-    found = getattr(module, name)
-    if not callable(found):
-        raise TypeError(f"{name} is no function")
-    return found  # type: ignore[no-any-return]
 
 
 def _answer(pay: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any]:
@@ -50,21 +34,21 @@ def _answer(pay: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any]
 
 
 def main() -> None:
-    """Serves until stdin ends."""
+    """Serves until nobody asks any more."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a loop that hangs would never see stdin's end
-    out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    lines = os.fdopen(os.dup(0), "rb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    try:
-        pay = _load(sys.argv[1])
-    except BaseException as error:  # SystemExit of the user's file too
-        out.write(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}).encode() + b"\n")
-        return
-    out.write(b'{"ready": true}\n')
-    for line in lines:
-        out.write(json.dumps(_answer(pay, line)).encode() + b"\n")
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a loop that hangs would never see the end
+    told: dict[str, Any] = {"error": ""}
+    with Connection(int(sys.argv[1])) as asked:
+        try:
+            pay = function_named(sys.argv[2], GROUP, "function")
+        except Exception as error:  # the user's file
+            told = {"error": str(error)}
+        while True:
+            asked.send_bytes(json.dumps(told).encode())
+            try:
+                told = _answer(pay, asked.recv_bytes())
+            except EOFError:
+                return
 
 
 if __name__ == "__main__":

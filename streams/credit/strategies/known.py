@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import PeersRule
-from tracegrad.schemas.section import declared, function_of
+from tracegrad.schemas.section import function_named
 
 from .agent import agent
 from .anchor import anchor
@@ -45,23 +44,11 @@ STRATEGIES: Mapping[str, KnownStrategy] = {
 """By their name in the settings file."""
 
 
-def function_named(strategy: str) -> Strategy:
+def strategy_named(strategy: str) -> Strategy:
     """The function itself, of a name that CreditConfig took; one that is not ours is imported.
 
     Raises:
         ConfigurationError: its code cannot be run.
     """
-    if strategy in STRATEGIES:
-        return STRATEGIES[strategy].function
-    if ":" in strategy:
-        return function_of(strategy, "strategy")
-    entry = declared(GROUP)[strategy]
-    try:
-        found = entry.load()
-    except Exception as error:  # the package's code
-        raise ConfigurationError(
-            f"strategy: {strategy!r} of package {entry.value} cannot be imported: {error}; mend or remove it"
-        ) from error
-    if not callable(found):
-        raise ConfigurationError(f"strategy: expected a function at {entry.value}, got {found!r}")
-    return found  # type: ignore[no-any-return]
+    known = STRATEGIES.get(strategy)
+    return known.function if known is not None else function_named(strategy, GROUP, "strategy")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,14 +116,34 @@ def test_what_counts_of_it_is_capped_and_marked_and_counted(file: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "match"),
-    [("nothing", "has no attribute 'nothing'"), ("number", "number is no function")],
+    [
+        ("nothing", "expected a function 'nothing' in .*; valid are pay"),
+        ("number", "expected a function 'number' .* 7"),
+    ],
 )
 def test_one_that_cannot_be_imported_is_refused_at_the_start(file: str, name: str, match: str) -> None:
     """With its own words."""
-    with pytest.raises(ConfigurationError, match=f"function: .*cannot be used: .*{match}"):
+    with pytest.raises(ConfigurationError, match=f"function: {match}"):
         PayFunction(f"{file}:{name}", 5.0)
     with pytest.raises(ConfigurationError, match="function: no function 'pays'"):
         PayFunction("pays", 5.0)
+
+
+def test_a_process_that_does_not_start_is_told(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends before it has said a word."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ConfigurationError, match=r"mine\.py:pay cannot be used: EOFError"):
+        PayFunction(f"{file}:pay", 5.0)
+
+
+def test_what_the_function_prints_is_no_output(file: str) -> None:
+    """`replay --json` has records alone on stdout."""
+    code = (
+        "import sys; from tests.streams.assemble.test_air_function import *; "
+        f"function = PayFunction({file + ':pay'!r}, 10.0); function(saying('ab')); function.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "" and "breaks nothing" in done.stderr
 
 
 def test_an_installed_package_declares_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
