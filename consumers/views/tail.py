@@ -7,7 +7,6 @@ cannot be decoded is shown as such with its size. This is where a person asks to
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +21,6 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.made_of import (
     MADE_OF_HEADER,
     ORIGIN_HEADER,
-    GroupMadeOf,
-    MadeOf,
-    made_of,
-    origins_in,
-    parse_place,
-    raw_positions,
 )
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.otlp.read import decode_logs, decode_spans, service_of, spans_of
@@ -51,7 +44,7 @@ def as_text(topic: Topic, record: Record) -> str:
     """One line: where it lies, its key, what it says."""
     where = f"{record.partition}@{record.offset}"
     key = (record.key or b"").decode("utf-8", "replace")
-    return f"{where:>10} {key[:32]:32} {_line(topic, record)}{_origin(record)}".replace("\n", " ")
+    return f"{where:>10} {key[:32]:32} {_line(topic, record)}".replace("\n", " ")
 
 
 def as_json(topic: Topic, record: Record) -> dict[str, Any]:
@@ -126,23 +119,6 @@ def _line(topic: Topic, record: Record) -> str:
         case (GroupSummary() as summary, list() as rows):
             return f"{_fields(summary)} rows={len(rows)}"
     return _fields(decoded)
-
-
-def _origin(record: Record) -> str:
-    """How many records of which topics it was made of."""
-    told = []
-    if (episode := made_of(record.headers, MadeOf)) is not None:
-        positions = raw_positions([episode.parts])
-    elif (group := made_of(record.headers, GroupMadeOf)) is not None:
-        told, positions = [f"{len(group.episodes) + group.num_omitted} episodes"], group.feedback
-    else:
-        positions = raw_positions([origins_in(record.headers)])
-    counts: Counter[str] = Counter()
-    for at, ranges in positions.items():
-        place = parse_place(at)
-        counts[place[0].value if place else at] += sum(end - begin for begin, end in ranges)
-    told += [f"{num} {topic}" for topic, num in sorted(counts.items())]
-    return f", made of {', '.join(told)}" if told else ""
 
 
 def _cut(text: str | None) -> str:

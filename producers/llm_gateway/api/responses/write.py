@@ -211,30 +211,15 @@ class _ResponseWriter:
 
 
 def _tokens(logprobs: Any) -> list[_Step]:
-    """The engine's logprobs, in the words of a response."""
-    return [
-        {
-            "token": entry["token"],
-            "bytes": entry.get("bytes") or [],
-            "logprob": entry["logprob"],
-            "top_logprobs": [
-                {"token": top["token"], "bytes": top.get("bytes") or [], "logprob": top["logprob"]}
-                for top in entry.get("top_logprobs") or ()
-            ],
-        }
-        for entry in (logprobs or {}).get("content") or ()
-    ]
+    """The engine's logprobs: a response has the fields of a chat completion."""
+    return list((logprobs or {}).get("content") or ())
 
 
 def _brief(tokens: list[_Step]) -> list[_Step]:
-    """As the events of a stream have them."""
+    """As the events of a stream have them, without bytes."""
     return [
-        {
-            "token": entry["token"],
-            "logprob": entry["logprob"],
-            "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in entry["top_logprobs"]],
-        }
-        for entry in tokens
+        {name: _brief(value) if name == "top_logprobs" else value for name, value in one.items() if name != "bytes"}
+        for one in tokens
     ]
 
 
