@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import msgspec
@@ -11,7 +12,6 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import nearest
 from tracegrad.trainer.algorithm.recipes import RECIPES
 
-from ..run.algorithms import recipe_facts
 from .common import JsonFlag, echo
 
 
@@ -27,10 +27,11 @@ def recipes(
         raise ConfigurationError(f"no recipe {name!r}; {nearest(name, RECIPES)}")
     shown = RECIPES if name is None else {name: RECIPES[name]}
     for one, known in shown.items():
+        told = known._asdict() | {"recipe": msgspec.to_builtins(known.recipe), "needs": sorted(known.recipe.needs)}
         if as_json:
-            told = known._asdict() | {"recipe": msgspec.to_builtins(known.recipe), "needs": sorted(known.recipe.needs)}
             echo(msgspec.json.encode({"name": one} | told).decode())
         elif name is None:
             echo(f"{one:22}{known.formula}")
         else:
-            echo("\n".join(f"{key:10}{value}" for key, value in recipe_facts(one).items()))
+            texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in told.items()}
+            echo("\n".join(f"{key:10}{text}" for key, text in texts.items()))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from typing import Any
 
-from tracegrad.compose.run.algorithms import axes_of, recipe_facts, spelt
+import msgspec
+
+from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 
 _HEAD = """# Algorithms
@@ -23,6 +27,34 @@ unless the axes say otherwise; one update a batch; no epsilon beside a std. R is
 compared is credit's to say ([`[credit]`](streams.md#credit)); a recipe that is of one of its strategies names it, and a
 run of another is refused. The mean and the others count each rollout once, a std each turn.
 """
+
+
+def recipe_facts(name: str) -> dict[str, str]:
+    """What there is to tell of a recipe, by topic."""
+    known = RECIPES[name]
+    told = {
+        "formula": known.formula,
+        "credit": f'[credit] strategy = "{known.credit}"' if known.credit else "",
+        "source": known.source,
+        "differs": known.differs,
+    }
+    return {key: value for key, value in told.items() if value}
+
+
+def axes_of(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """The axes that every recipe has, and what else it says."""
+    always = ("baseline", "scale", "level", "surrogate", "low", "high", "aggregation")
+    plain = Recipe()
+    for axis in Recipe.__struct_fields__:
+        value = getattr(recipe, axis)
+        is_of_ratio = axis in ("level", "low", "high")
+        if (axis in always and not (is_of_ratio and recipe.surrogate == "reinforce")) or value != getattr(plain, axis):
+            yield axis, value
+
+
+def spelt(value: Any) -> str:
+    """As the settings file has it."""
+    return msgspec.json.encode(value).decode()
 
 
 def algorithms_markdown() -> str:

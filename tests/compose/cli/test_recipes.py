@@ -31,7 +31,7 @@ def test_all_recipes_are_listed() -> None:
 def test_one_recipe_is_told_in_full() -> None:
     """Axes, what it needs, formula, source."""
     output = CliRunner().invoke(app, ["recipes", "grpo"]).output
-    for told in ('scale = "std"', "beta = 0.04", "needs     all_rows, reference", "arXiv:2402.03300"):
+    for told in ('"scale": "std"', '"beta": 0.04', 'needs     ["all_rows", "reference"]', "arXiv:2402.03300"):
         assert told in output
 
 
