@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator
 from contextlib import closing
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -27,7 +28,7 @@ from tracegrad.schemas.topics import Topic
 
 from ..files import MARK
 from ..history.run_broker import is_running
-from ..run.supervisor import OutcomeKind
+from ..run.supervisor import Outcome, OutcomeKind
 from ..run.view_state import run_state
 from ..run.wiring import Wiring
 from .common import (
@@ -58,12 +59,7 @@ def status(
     """
     from ..run.report import causes_lines, read_results
 
-    try:
-        wiring = find_run(run, runs_dir)
-    except ConfigurationError as error:
-        known = ", ".join(sorted(mark.parent.name for mark in runs_dir.glob(f"*/{MARK}"))) or "none"
-        echo(f"tracegrad: {error}; runs in {runs_dir}: {known}", is_error=True)
-        raise typer.Exit(NO_RUN_EXIT_STATUS) from error
+    wiring = _asked_run(run, runs_dir)
     folder = wiring.run_dir
     is_up = is_running(folder)
     outcome = None if is_up else folder.outcome
@@ -79,32 +75,43 @@ def status(
             "folder": str(folder.path),
             "is_running": is_up,
             "state": run_is,
-            "outcome": msgspec.to_builtins(outcome),
-            "results": msgspec.to_builtins(results),
+            "outcome": outcome,
+            "results": results,
             "dead_letters": num_dead,
             "lag": lag,
-            "endpoints": msgspec.to_builtins(wiring.endpoints),
-            "processes": [msgspec.to_builtins(told) for told in state.supervised.values()],
-            "reports": [msgspec.to_builtins(report) for report in state.reports.values()],
+            "endpoints": wiring.endpoints,
+            "processes": [*state.supervised.values()],
+            "reports": [*state.reports.values()],
         }
-        echo(json.dumps(fields, indent=2))
+        echo(msgspec.json.format(msgspec.json.encode(fields)).decode())
     else:
         echo(f"run {wiring.record.name} ({run_is}) in {folder.path}")
-        topics = wiring.topics.name(Topic.EPISODES).removesuffix(Topic.EPISODES)
-        echo(f"  kafka {wiring.endpoints.bootstrap_servers}, topics {topics}*")
-        if outcome is not None:
-            echo("\n".join([f"  ended: {outcome.kind}", *(f"    {line}" for line in outcome.why.splitlines())]))
-        for line in _screen(wiring, state, results, asked_ms, is_short=sys.stdout.isatty() and not verbose):
-            echo("  " + line)
-        for line in causes_lines(results) if results is not None else ():
-            echo("  " + line)
+        lines = _place_lines(wiring, outcome)
+        lines += _screen(wiring, state, results, asked_ms, is_short=sys.stdout.isatty() and not verbose)
+        lines += causes_lines(results) if results is not None else []
         if lag is not None:
-            echo(f"  {lag} records wait or belong to what is still open")
+            lines.append(f"{lag} records wait or belong to what is still open")
         if num_dead:
-            echo(f"  {num_dead} dead letters: `tracegrad tail dead_letters`")
-        for line in left_out_lines(state):
-            echo("  " + line)
+            lines.append(f"{num_dead} dead letters: `tracegrad tail dead_letters`")
+        echo("\n".join(f"  {line}" for line in (*lines, *left_out_lines(state))))
     raise typer.Exit(0 if run_is in ("running", OutcomeKind.DONE) else 1)
+
+
+def _place_lines(wiring: Wiring, outcome: Outcome | None) -> list[str]:
+    """Where its topics are, and how it ended."""
+    topics = wiring.topics.name(Topic.EPISODES).removesuffix(Topic.EPISODES)
+    lines = [f"kafka {wiring.endpoints.bootstrap_servers}, topics {topics}*"]
+    return lines + ([f"ended: {outcome.kind}", *(f"  {line}" for line in outcome.why.splitlines())] if outcome else [])
+
+
+def _asked_run(run: str | None, runs_dir: Path) -> Wiring:
+    """Raises typer.Exit where there is none, with those that there are."""
+    try:
+        return find_run(run, runs_dir)
+    except ConfigurationError as error:
+        known = ", ".join(sorted(mark.parent.name for mark in runs_dir.glob(f"*/{MARK}"))) or "none"
+        echo(f"tracegrad: {error}; runs in {runs_dir}: {known}", is_error=True)
+        raise typer.Exit(NO_RUN_EXIT_STATUS) from error
 
 
 def _look_at(wiring: Wiring, state: RunState) -> tuple[int | None, int]:

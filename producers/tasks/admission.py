@@ -67,11 +67,6 @@ from .pace import RunProgress, capacity
 
 _POLL_S = 0.1
 _SAY_EVERY_S = 30.0
-_GIVE_UP_S = 1800.0
-"""A rollout of which nothing was heard for so long, queueing included, is given up; never less than twice the
-attempt's time limit and ten minutes."""
-_USED_UP_GRACE_S = 60.0
-"""After its last attempt was aborted, until a rollout is given up in its runner's stead."""
 _MAX_LOST = 100
 """Groups lost in a row, with none consumed in between, after which tasks stops."""
 _ONLY_READ_HERE = (Topic.TRAINING_STEPS, Topic.WEIGHT_ACKS, Topic.PROCESS_STATUS)
@@ -193,14 +188,11 @@ class TaskAdmission:
 
     def _check_causes(self) -> None:
         """Raises ConfigurationError where every attempt ended by one cause that no training can mend."""
-        newest = self.state.newest_step
-        has_trained = newest is not None and (newest.version or newest.num_unpublished)
-        cause = self.state.causes.stopping(2 * self._group_size)
-        if cause is None or has_trained or not self._handles.stops_by_cause:
-            return
-        raise ConfigurationError(
-            f"{cause.text} Then give the same command, which goes on; [alarms] on = 'warn' ends no run by this"
-        )
+        cause = self.state.stopping_cause(2 * self._group_size)
+        if cause is not None and self._handles.stops_by_cause:
+            raise ConfigurationError(
+                f"{cause.text} Then give the same command, which goes on; [alarms] on = 'warn' ends no run by this"
+            )
 
     def _check_lost(self, progress: RunProgress) -> None:
         """Raises ConfigurationError when group after group is lost: so would be those in their stead."""
@@ -282,7 +274,7 @@ class TaskAdmission:
         """Ends rollouts that nobody else will end, so that their groups close."""
         now = time.monotonic()
         for rollout in list(self.state.open.values()):
-            reason = self._lost(rollout, now)
+            reason = self.state.why_lost(rollout, now)
             if not reason:
                 continue
             request = rollout.request
@@ -324,17 +316,6 @@ class TaskAdmission:
             logger.error(
                 "%s group %d does not close: excluded as lost%s", request.purpose.value, request.group.index, then
             )
-
-    def _lost(self, rollout: OpenRollout, now: float) -> str:
-        silent_s = now - rollout.active_s
-        limit_s = max(_GIVE_UP_S, 2 * rollout.request.limits.time_s + 600.0)
-        if silent_s > limit_s:
-            return f"nothing was heard of it for {silent_s:.0f} s"
-        history = self.state.histories.of(rollout.request)
-        is_used_up = history.next_number >= history.max_attempts(rollout.request.limits) and not history.open_attempts
-        if is_used_up and history.ended and silent_s > _USED_UP_GRACE_S:
-            return f"{history.next_number} attempts were aborted, the last one: {history.error}"
-        return ""
 
 
 def run(

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tracegrad.schemas.alarms import MemberOutcome, UntrainedGroups
-from tracegrad.schemas.causes import Causes
+from tracegrad.schemas.causes import Cause, Causes
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.metrics import GROUPS_TAKEN
 from tracegrad.schemas.reasons import Reason
@@ -34,6 +34,11 @@ from .score import Score, version_shares
 from .stream_delay import StreamDelay
 
 _MAX_REASONS = 100
+_GIVE_UP_S = 1800.0
+"""A rollout of which nothing was heard for so long, queueing included, is given up; never less than twice the
+attempt's time limit and ten minutes."""
+_USED_UP_GRACE_S = 60.0
+"""After its last attempt was aborted, until a rollout is given up in its runner's stead."""
 
 logger = logging.getLogger(__name__)
 
@@ -212,6 +217,24 @@ class AdmissionState:
     def num_open(self, purpose: Purpose) -> int:
         """Rollouts without a final event."""
         return sum(rollout.request.purpose is purpose for rollout in self.open.values())
+
+    def stopping_cause(self, least: int) -> Cause | None:
+        """Of a run that has not learned yet: the cause of all its attempts, if no training can mend it."""
+        newest = self.newest_step
+        has_learned = newest is not None and (newest.version or newest.num_unpublished)
+        return None if has_learned else self.causes.stopping(least)
+
+    def why_lost(self, rollout: OpenRollout, now: float) -> str:
+        """Why nobody will end an open rollout; empty: somebody may."""
+        silent_s = now - rollout.active_s
+        limit_s = max(_GIVE_UP_S, 2 * rollout.request.limits.time_s + 600.0)
+        if silent_s > limit_s:
+            return f"nothing was heard of it for {silent_s:.0f} s"
+        history = self.histories.of(rollout.request)
+        is_used_up = history.next_number >= history.max_attempts(rollout.request.limits) and not history.open_attempts
+        if is_used_up and history.ended and silent_s > _USED_UP_GRACE_S:
+            return f"{history.next_number} attempts were aborted, the last one: {history.error}"
+        return ""
 
     def _lost(self, purpose: Purpose) -> set[tuple[int, int]]:
         """Group and member of rollouts that were given up and given up, and no episode of them came."""

@@ -36,7 +36,7 @@ def episode(task: str = "t", **fields: Any) -> Episode:
         "state": RolloutState.SUCCEEDED,
         "purpose": Purpose.TRAIN,
     }
-    rest = {"episode_id": "e", "rollout_id": "r", "attempt_id": "a", "group": None, "policy": "policy"}
+    rest: dict[str, Any] = {"episode_id": "e", "rollout_id": "r", "attempt_id": "a", "group": None, "policy": "policy"}
     return Episode(task_id=task, is_final=True, closed_by="complete", **rest, **(made | fields))
 
 
