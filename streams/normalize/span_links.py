@@ -84,7 +84,8 @@ def _named(
     said = ((name, source.get(name)) for name in names for source in sources)
     told = ((name, str(value).strip()) for name, value in said if value is not None)
     told = ((name, value) for name, value in told if name not in ROLLOUT_KEYS or is_lightning(value))
-    name, conversation = next((pair for pair in told if pair[1]), ("", ""))
+    # What a Collector's redaction processor masked is everybody's, and would make one conversation of all.
+    name, conversation = next((pair for pair in told if pair[1] and "****" not in pair[1]), ("", ""))
     key = conversation_key(conversation)
     if not conversation or attempt_of(key, runs) or key == fact.trace_id:
         return None

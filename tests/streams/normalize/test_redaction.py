@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.streams.make import Streams, agent_span, call, config, otlp
 from tests.streams.normalize.rows_of_told_calls import GENAI, OI, OI_FLAT, OTEL, made
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.streams.config import SelectConfig
 from tracegrad.streams.normalize.told.read_call import told_call
 
 FLAT = "llm.input_messages.1.message.content"
@@ -78,3 +81,16 @@ def test_a_text_of_several_lines_that_is_masked_whole_is_not_told() -> None:
     told = redacted({**OI_FLAT, FLAT: "Weather in\nOslo?\n\nNow."}, keys=re.escape(FLAT))
     assert told[FLAT] == "****\n****\n****\n****"
     assert told_call(made(told), f"{OI}llama_index").messages is None
+
+
+@pytest.mark.parametrize("key", ["gen_ai.conversation.id", "session.id"])
+@pytest.mark.parametrize(("named", "episodes"), [("c-17", 1), ("****", 3), ("shop-****", 3)])
+def test_a_conversation_whose_id_is_masked_is_none(key: str, named: str, episodes: int) -> None:
+    """Else all whose id was an address would be one conversation."""
+    streams = Streams(config(select=SelectConfig(capture_all=True)))
+    for number in range(1, 4):
+        one = call(f"n{number}", None, [1], [2], trace_id=f"{number:032x}", purpose=Purpose.UNKNOWN)
+        said = {key.replace(".", "__"): named}
+        streams.feed(one, otlp(agent_span(f"{number:032x}", number, "solver", **said)))
+    streams.tick(*range(0, 2000, 50))
+    assert len(streams.episodes) == episodes
