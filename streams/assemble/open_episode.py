@@ -195,12 +195,12 @@ class OpenEpisode:
 
     def target(self) -> tuple[str | None, bool]:
         """As Links.target; a runner's attempt is nobody else's."""
-        if self.attempt is not None:
-            return None, False
-        if self._is_named():
-            return None, bool(self.links)
+        if self.attempt is not None or self._is_named():
+            return None, self.attempt is None and bool(self.links)
         answered = self.minted() if self._names_its_trace() and self._is_bare else ()
-        return self.links.target(self.key, has_calls=any(self._told()) or self._tells_of_its_own, answered=answered)
+        # Not those that spans or log events tell: whether these came before the trace's root is chance.
+        has_calls = any(not fact.told for fact in self.calls.values()) or bool(self.context) or self._tells_of_its_own
+        return self.links.target(self.key, has_calls=has_calls, answered=answered)
 
     def pulls(self) -> list[LinkFact]:
         """As Links.pulls, for the trace of an agent whose client propagates nothing: no call names it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.fake_engine.model_folder import write_model_folder
-from tests.frameworks.fixture import Recording, load
+from tests.frameworks.fixture import FIXTURES, Recording, load
 from tests.frameworks.told_calls import plain_text
 from tests.frameworks.told_history import captured, told_episodes, true_calls, true_words, words
 from tests.producers.llm_gateway.harness import full_prompt
@@ -17,6 +18,7 @@ from tracegrad.schemas.records.episodes import EpisodeCall
 from tracegrad.schemas.records.told import ToolDefinition
 from tracegrad.streams.assemble.told_calls import AgentTools
 
+EVENTS = FIXTURES / "openai-events-captured.msgpack.xz"
 TOOLS = re.compile("tools: (.*)<")
 
 WITHOUT_MODEL_SPANS = {"autogen-builtin", "autogen-varied-builtin", "crewai-traceloop", "agent_lightning-otel"}
@@ -66,3 +68,12 @@ def test_a_file_of_tools_makes_calls_whole_that_lack_these_alone(tmp_path: Path)
     whole = [call for episode in told_episodes(recording, model, tools=tools) for call in episode.calls]
     assert {call.masked for call in whole} == {Reason.TEXT}
     assert {words(call) for call in whole} == true_words(recording)
+
+
+def test_events_before_their_spans_tell_what_they_tell_behind_them(tmp_path: Path) -> None:
+    """Exporters of log records and of spans wait for nobody: the same episodes come of either order."""
+    recording, model = load(EVENTS), write_model_folder(tmp_path)
+    turned = sorted(recording.records, key=lambda raw: raw.topic)
+    assert [raw.topic for raw in turned if raw.topic.startswith("otlp")][0] == "otlp_logs"
+    first = told_episodes(msgspec.structs.replace(recording, records=tuple(turned)), model)
+    assert first == told_episodes(recording, model)
