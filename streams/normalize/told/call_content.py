@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple, TypeGuard
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -117,7 +117,9 @@ def sampling_of(told: Mapping[str, Any]) -> ToldSampling | None:
 
 def ids_of(prompt: object, sampled: object, logprobs: object = None) -> ToldIds | None:
     """Exact ids where both are whole; logprobs where they are one for each sampled id."""
-    given = [one.get("logprob") if isinstance(one, dict) else one for one in logprobs] if _is_list(logprobs) else []
+    given = (
+        [one.get("logprob") if isinstance(one, dict) else one for one in logprobs] if isinstance(logprobs, list) else []
+    )
     told: list[float] = []
     try:
         before, after = msgspec.convert((prompt, sampled), tuple[_Ids, _Ids])
@@ -157,7 +159,3 @@ def _listed(place: Any) -> Any:
     if not all(key.isascii() and key.isdecimal() and len(key) < _MAX_DIGITS for key in place):
         return {key: _listed(value) for key, value in place.items()}
     return [_listed(place[key]) for key in sorted(place, key=int)]
-
-
-def _is_list(value: object) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)

@@ -242,8 +242,9 @@ def _result(body: Item, flaws: set[Reason]) -> ChatMessage:
     told = _list(returned)
     if returned is None or _is_hidden(returned):
         flaws.add(HIDDEN)
-    elif not isinstance(returned, str) and not (told and all(_is(part) and "text" in part for part in told)):
-        flaws.add(Reason.CONTENT_REWRITTEN)  # nobody tells how the framework wrote it for the model
+    elif not isinstance(returned, str) and not (len(told) == 1 and _is(told[0]) and "text" in told[0]):
+        # Nobody tells how the framework wrote it for the model, nor what the template puts between two texts.
+        flaws.add(Reason.CONTENT_REWRITTEN)
         told = []
     texts = [str(_part(part, flaws)[1]) for part in told] or [_json(returned)]
     return ChatMessage(role="tool", content="".join(texts), tool_call_id=_text_of(body, _IDS))

@@ -8,17 +8,23 @@ and `gen_ai.completion.N`, which AgentOps and older releases of OpenLLMetry writ
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tracegrad.schemas.attributes import GEN_AI_INPUT_MESSAGES, GEN_AI_OUTPUT_MESSAGES, GEN_AI_RESPONSE_ID
+from tracegrad.schemas.ids import WirePrefix
 from tracegrad.schemas.text import json_value
 
 from ..reading.span_view import SpanView
 from .call_content import CallBodies, Convention, flat_list
 
 _REQUEST, _FINISH = "gen_ai.request.", "gen_ai.response.finish_reason"
+_HELD, _PREVIOUS = (WirePrefix.RESPONSE, "conv_"), "gen_ai.request.previous_response.id"
+"""How a conversation is named of which OpenAI holds the beginning: Agent Framework goes on by the last answer's id."""
 _STREAMS = ("gen_ai.request.stream", "gen_ai.is_streaming", "gen_ai.request.streaming", "llm.is_streaming")
+_AGENTS, _ADK = "opentelemetry.instrumentation.openai_agents", "gcp.vertex.agent"
+"""OpenLLMetry's has a message for each item of a Responses answer; ADK, each tool's result as an object."""
 _PROMPT, _COMPLETION, _FUNCTIONS = "gen_ai.prompt.", "gen_ai.completion.", "request.functions."
 DETAILS, _CHOICE = "gen_ai.client.inference.operation.details", "gen_ai.choice"
 MESSAGE_EVENTS = frozenset(
@@ -30,19 +36,20 @@ _FIELDS = ("content", "message", "tool_calls", "index", "finish_reason", "id", "
 
 
 def _read(span: SpanView) -> Iterator[CallBodies]:
-    yield _newest(span.attributes)
     events = [(name, _decoded(told)) for name, told in span.message_events]
-    yield from (_newest(told) for name, told in events if name == DETAILS)
-    yield bodies_of_events([(name, told) for name, told in events if name != DETAILS])
+    # Strands 1.62 has an event for the instructions, one for the messages and one for the answer.
+    parts = (*(told for name, told in events if name == DETAILS), span.attributes)
+    yield _newest({key: told for part in parts for key, told in part.items()}, span.scope)
+    yield bodies_of_events([(name, told) for name, told in events if name != DETAILS], span.scope)
     functions = flat_list(span, f"gen_ai.{_FUNCTIONS}") or flat_list(span, f"llm.{_FUNCTIONS}")
     choices = [_with_parts(item) for item in flat_list(span, _COMPLETION)]
     prompt = [_with_parts(item) for item in flat_list(span, _PROMPT)]
     yield CallBodies({"messages": prompt, "tools": functions}, {"choices": choices} if choices else None)
 
 
-def _newest(told: Mapping[str, Any]) -> CallBodies:
+def _newest(told: Mapping[str, Any], scope: str) -> CallBodies:
     output = told.get(GEN_AI_OUTPUT_MESSAGES)
-    answers = json_value(output)
+    answers = json_value(_as_sent(output, scope))
     response = {
         "id": told.get(GEN_AI_RESPONSE_ID),
         "model": told.get("gen_ai.response.model"),
@@ -51,18 +58,35 @@ def _newest(told: Mapping[str, Any]) -> CallBodies:
     }
     request = {
         **{key.removeprefix(_REQUEST): value for key, value in told.items() if key.startswith(_REQUEST)},
+        "conversation": str(told.get("gen_ai.conversation.id")).startswith(_HELD) or told.get(_PREVIOUS),
         "system": told.get("gen_ai.system_instructions"),
-        "messages": told.get(GEN_AI_INPUT_MESSAGES),
+        "messages": _as_sent(told.get(GEN_AI_INPUT_MESSAGES), scope),
         "tools": told.get("gen_ai.tool.definitions"),
         "stream": any(told.get(key) in (True, "True") for key in _STREAMS),
     }
     return CallBodies(request, response)
 
 
-def bodies_of_events(events: list[tuple[str, Mapping[str, Any]]]) -> CallBodies:
+def _as_sent(told: object, scope: str) -> object:
+    """Messages as the model's API has them, where a teller writes them otherwise."""
+    items = json_value(told)
+    if scope not in (_AGENTS, _ADK) or not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        return told
+    if scope == _AGENTS:
+        return [{**item, "type": "message", "content": item.get("parts")} for item in items]
+    return [{**item, "parts": [_with_text(part) for part in item.get("parts") or ()]} for item in items]
+
+
+def _with_text(part: object) -> object:
+    """A tool's result as ADK's LiteLlm sends it."""
+    returned = part.get("response") if isinstance(part, dict) else None
+    return {**part, "response": json.dumps(returned, ensure_ascii=False)} if isinstance(returned, dict) else part
+
+
+def bodies_of_events(events: list[tuple[str, Mapping[str, Any]]], scope: str) -> CallBodies:
     """Of a call's events, of a span or of the log: the whole of it, or a message each."""
     if events and events[0][0] == DETAILS:
-        return _newest(events[0][1])
+        return _newest(events[0][1], scope)
     said = [(name, _message(name, told)) for name, told in events]
     choices = [message for name, message in said if name == _CHOICE]
     prompt = [message for name, message in said if name != _CHOICE]

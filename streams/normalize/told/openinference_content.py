@@ -3,7 +3,9 @@
 Instrumentations of an API's client keep both bodies, with whatever a server adds to them, such as vLLM's ids; those of
 frameworks write Python's text of their objects there, or a part. Arguments of a call that are `{}` are not written
 (openinference-instrumentation-openai, `_request_attributes_extractor.py`). AutoGen's calls a system prompt
-`developer`, and tells a tool's result as `function` (openinference-instrumentation-autogen-agentchat 0.1.22).
+`developer`, and tells a tool's result as `function` (openinference-instrumentation-autogen-agentchat 0.1.22). That of
+OpenAI Agents has the items of a Responses request in `input.value`; the response repeats instructions and tools
+(openinference-instrumentation-openai-agents 2.6).
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ _AUTOGEN = "openinference.instrumentation.autogen_agentchat"
 
 def _read(span: SpanView) -> Iterator[CallBodies]:
     given, said, parameters = (span.attributes.get(key) for key in (_INPUT, _OUTPUT, _PARAMETERS))
-    request, response = (body if isinstance(body, str) and body[:1] in ("{", "[") else None for body in (given, said))
+    bodies = (body if isinstance(body, str) and body[:1] in ("{", "[") else None for body in (given, said))
+    request, response = (json_value(body) or body for body in bodies)
+    if isinstance(request, list) and isinstance(response, dict) and response.get("object") == "response":
+        request = {**response, "input": request}
     yield CallBodies(request, response, is_raw=True)
     decoded = json_value(parameters)
     asked: dict[str, Any] = decoded if isinstance(decoded, dict) else {}

@@ -14,7 +14,7 @@ from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.text import json_value
 
 from .call_content import CallBodies, CallContent, finish_of, id_of, ids_of, merged, sampling_of, text_of
-from .chat_messages import MessageReading, in_order, read_answer, read_messages, read_tools, system_message
+from .chat_messages import HIDDEN, MessageReading, in_order, read_answer, read_messages, read_tools, system_message
 
 _ELSEWHERE = ("previous_response_id", "conversation")
 """Where a request names what the provider holds, the prompt is not told."""
@@ -38,12 +38,13 @@ def _of_request(value: object, *, is_raw: bool) -> CallContent:
         return CallContent(prompt=read_messages(value))
     instructions = [system_message(body.get(key)) for key in ("instructions", "system")]
     said = [read_messages(body.get("messages") or None), read_messages(body.get("input") or None, role="user")]
-    # Instructions alone are a prompt of which the rest was deleted, as by a Collector.
+    # Instructions alone are a prompt of which the rest was deleted, as by a Collector, or stands elsewhere.
     model, is_elsewhere = text_of(body.get("model")), any(body.get(key) for key in _ELSEWHERE)
     is_whole = is_raw and model and "functions" not in body and not body.get("tools")
     tools = () if is_whole else read_tools(body.get("tools"), is_raw=is_raw)
-    is_told = not is_elsewhere and said != [MessageReading()] * 2
-    prompt = in_order(instructions + said) if is_told else MessageReading()
+    prompt = in_order(instructions + said)
+    if prompt.messages and (is_elsewhere or said == [MessageReading()] * 2):
+        prompt = MessageReading(None, frozenset({HIDDEN}))
     if tools is None and (body.get("tools") or body.get("functions")):
         prompt = prompt._replace(flaws=prompt.flaws | {Reason.NO_TOOLS_TOLD})
     return CallContent(

@@ -30,7 +30,7 @@ from .genai_content import DETAILS, GENAI, MESSAGE_EVENTS, bodies_of_events
 from .openinference_content import OPENINFERENCE_CONTENT
 from .platform_content import PLATFORMS
 from .raw_call import read_bodies
-from .tellers import FAILURE_REWRITERS, REWRITERS, TOOL_TELLING, ToolTelling
+from .tellers import FAILURE_REWRITERS, PART_TELLERS, REWRITERS, TOOL_TELLERS
 
 CONVENTIONS: tuple[Convention, ...] = (OPENINFERENCE_CONTENT, *PLATFORMS, GENAI)
 """Those that hold raw bodies come first. A new convention is a new row."""
@@ -89,7 +89,7 @@ def told_event(record: LogRecord, scope: str, name: str) -> ToldCall | None:
     told = body if isinstance(body, dict) else {}
     at = record.time_unix_nano or record.observed_time_unix_nano
     told = {**(_whole(record.attributes) if name == DETAILS or not told else {}), **told}
-    found = _call(read_bodies([bodies_of_events([(name, told)])]), record, scope, at, at)
+    found = _call(read_bodies([bodies_of_events([(name, told)], scope)]), record, scope, at, at)
     return msgspec.structs.replace(found, is_event=True)
 
 
@@ -132,10 +132,9 @@ def _whole(pairs: Iterable[KeyValue]) -> dict[str, AttributeValue]:
 def _judged(call: ToldCall, flaws: Iterable[Reason], *, are_odd: bool) -> ToldCall:
     """The call with all that it lacks. `are_odd`: it has tools that cannot be read."""
     lacks = set(flaws) - _ABSENT
-    telling = TOOL_TELLING.get(call.scope)
-    tools = None if telling is ToolTelling.PART else call.tools
+    tools = None if call.scope in PART_TELLERS else call.tools
     if tools is None and call.messages is not None and not are_odd and Reason.CONTENT_CUT not in lacks:
-        tools = () if telling is ToolTelling.ALWAYS else None
+        tools = () if call.scope in TOOL_TELLERS else None
     if call.scope in REWRITERS and call.messages is not None:
         lacks.add(Reason.CONTENT_REWRITTEN)
     if call.scope in FAILURE_REWRITERS and any(message.role == "tool" for message in call.messages or ()):

@@ -214,6 +214,35 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"response_id": "resp_1", "finish_reason": None},
     ),
+    "openinference, OpenAI Agents by Responses": (
+        f"{OI}openai_agents",
+        {
+            "input.value": RESPONSES["input"],
+            "output.value": {
+                **{key: told for key, told in RESPONSES.items() if key != "input"},
+                "id": "resp_1",
+                "object": "response",
+                "output": [
+                    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Sunny."}]},
+                ],
+            },
+        },
+        {"response_id": "resp_1", "finish_reason": None},
+    ),
+    "ADK, whose tools return objects": (
+        "gcp.vertex.agent",
+        {
+            **GENAI,
+            "gen_ai.input.messages": [
+                *PARTS[:2],
+                {
+                    "role": "user",
+                    "parts": [{"type": "tool_call_response", "id": "c1", "response": {"result": "\u00e9"}}],
+                },
+            ],
+        },
+        {"messages": (*PROMPT[:3], ChatMessage(role="tool", content='{"result": "\u00e9"}', tool_call_id="c1"))},
+    ),
     "openinference, LangChain": (
         f"{OI}langchain",
         {

@@ -13,6 +13,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from tests.streams.make import pairs
 from tests.streams.normalize.rows_of_told_calls import (
     ANSWER,
+    ASKED,
     CHAT,
     CHOICE,
     GENAI,
@@ -46,7 +47,8 @@ def test_a_convention_tells_the_whole_call(row: tuple[str, dict[str, Any], dict[
     scope, attributes, more = row
     call = told_call(made(attributes), scope)
     said = [msgspec.structs.replace(message, content=message.content or None) for message in call.messages or ()]
-    assert [msgspec.structs.replace(message, name=None) for message in said] == list(PROMPT)
+    if "messages" not in more:
+        assert [msgspec.structs.replace(message, name=None) for message in said] == list(PROMPT)
     expected = {"tools": (TOOL,), "answer": ANSWER, "model": "m", "finish_reason": "stop", "lacks": ()} | more
     assert {name: getattr(call, name) for name in expected} == expected
     assert (call.trace_id, call.span_id, call.scope) == (TRACE, "0" * 15 + "1", scope)
@@ -67,6 +69,28 @@ def test_events_of_a_span_tell_the_call() -> None:
     call = told_call(made({"gen_ai.request.model": "m"}, events), "strands.telemetry.tracer")
     assert (call.messages, call.answer, call.finish_reason) == (PROMPT, ANSWER, "stop")
     assert call.lacks == ("no_tools_told",)
+
+
+def test_events_of_a_span_that_each_tell_a_part_are_one() -> None:
+    """As Strands writes the newest conventions, 1.62: one has the instructions, another the messages."""
+    names = ("gen_ai.system_instructions", "gen_ai.input.messages", "gen_ai.output.messages")
+    events = [("gen_ai.client.inference.operation.details", {name: GENAI[name]}) for name in names]
+    call = told_call(made({"gen_ai.request.model": "m"}, events), "strands.telemetry.tracer")
+    assert (call.messages, call.answer, call.lacks) == (PROMPT, ANSWER, ("no_tools_told",))
+    attributes = {"gen_ai.system_instructions": GENAI["gen_ai.system_instructions"]}
+    assert told_call(made(attributes, events[1:]), "strands.telemetry.tracer").messages == PROMPT
+
+
+def test_an_answer_that_is_told_by_its_items_is_one() -> None:
+    """As OpenLLMetry of OpenAI Agents writes those of the Responses API: a text and two calls are three messages."""
+    asked = {"type": "tool_call", "id": "c1", "name": "weather", "arguments": {"city": "Oslo"}}
+    parts = [{"type": "text", "content": "I look."}, asked, {**asked, "id": "c2"}]
+    items = [{"role": "assistant", "parts": [part]} for part in parts]
+    told = {"gen_ai.input.messages": [*PARTS[:1], *items, *PARTS[2:]], "gen_ai.output.messages": items}
+    call = told_call(made(GENAI | told), f"{OTEL}openai_agents")
+    calls = (*ASKED.tool_calls, msgspec.structs.replace(ASKED.tool_calls[0], id="c2"))
+    answer = msgspec.structs.replace(ASKED, content="I look.", tool_calls=calls)
+    assert (call.messages, call.answer, call.lacks) == ((*PROMPT[:2], answer, RESULT), answer, ())
 
 
 def any_value(value: Any) -> AnyValue:
@@ -113,6 +137,10 @@ def test_the_event_of_a_whole_call_is_read_as_a_spans_attributes() -> None:
     span_call = told_call(made({}), f"{OTEL}genai.openai")
     call = joined(span_call, [log(name, 1, None, **told)])
     assert (call.messages, call.answer, call.tools, call.lacks) == (PROMPT, ANSWER, (TOOL,), ())
+    instructions, rest = dict(told), dict(told)
+    del rest["gen_ai__system_instructions"], instructions["gen_ai__input__messages"]
+    parts = [log(name, 1, None, **instructions), log(name, 2, None, **rest)]
+    assert joined(span_call, parts).lacks == ("no_prompt_told",)
     deep: Any = "x"
     for _ in range(6):
         deep = {"items": [deep]}
@@ -204,6 +232,10 @@ FLAWED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         user({"type": "tool_call_response", "id": "c1", "response": {"rows": [1]}}),
         ("content_rewritten",),
     ),
+    "a result of two texts": (
+        user({"type": "tool_call_response", "id": "c1", "response": [{"text": "a"}, {"text": "b"}]}),
+        ("content_rewritten",),
+    ),
     "two answers": (GENAI | {"gen_ai.output.messages": SAID * 2}, ("not_chosen", NO_ANSWER)),
     "two choices of a response": (
         {"input.value": {"model": "m", "messages": CHAT}, "output.value": {"choices": [CHOICE, CHOICE]}},
@@ -218,6 +250,9 @@ FLAWED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"input.value": {"model": "m", "input": "and then?", "previous_response_id": "r"}, "output.value": RESPONSE},
         (PROMPT_GONE,),
     ),
+    "a prompt that goes on from an answer": (user(TEXT) | {"gen_ai.conversation.id": "resp_1"}, (PROMPT_GONE,)),
+    "a prompt that goes on from a request": (user(TEXT) | {"gen_ai.request.previous_response.id": "r"}, (PROMPT_GONE,)),
+    "a conversation of the agent's own": (user(TEXT) | {"gen_ai.conversation.id": "9f2c"}, ()),
     "a tool without its schema": (GENAI | {"gen_ai.tool.definitions": [{"type": "function", "name": "weather"}]}, ()),
     "a tool that is no function": (GENAI | {"gen_ai.tool.definitions": [{"type": "web_search"}]}, ()),
 }
