@@ -23,7 +23,11 @@ from tracegrad.schemas.text import json_value
 Item = dict[str, Any]
 _PLACEHOLDERS = ("__REDACTED__", "<elided>", "[Scrubbed due to ")
 """How what OpenInference, ADK and logfire put in the place of a text begins; of other placeholders nobody knows."""
-_ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "model": "assistant"}
+_ROLES = {
+    **dict.fromkeys(("human", "tool-response"), "user"),
+    **dict.fromkeys(("ai", "AIMessageChunk", "model", "tool-call"), "assistant"),
+}
+"""LangChain's, Gemini's and smolagents' own words, for what they send."""
 _CHAT_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _WRAPPERS = ("kwargs", "data", "message")
 """Keys under which serialisers keep the whole of a message: LangChain's generation holds one, whose fields are

@@ -18,7 +18,7 @@ from tracegrad.schemas.otlp.values import AttributeValue, attributes_of, plain
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.facts import SpanKind
 from tracegrad.schemas.records.rollouts import is_usable
-from tracegrad.schemas.records.told import ToldCall, ToldSampling
+from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToldSampling
 from tracegrad.schemas.text import json_value
 
 from ..reading.judge_tool import STATUS_ERROR
@@ -30,7 +30,7 @@ from .genai_content import DETAILS, GENAI, MESSAGE_EVENTS, bodies_of_events
 from .openinference_content import OPENINFERENCE_CONTENT
 from .platform_content import PLATFORMS
 from .raw_call import read_bodies
-from .tellers import FAILURE_REWRITERS, PART_TELLERS, REWRITERS, TOOL_TELLERS
+from .tellers import FAILURE_REWRITERS, PART_TELLERS, REWRITERS, ROW_JOINERS, TOOL_TELLERS
 
 CONVENTIONS: tuple[Convention, ...] = (OPENINFERENCE_CONTENT, *PLATFORMS, GENAI)
 """Those that hold raw bodies come first. A new convention is a new row."""
@@ -113,7 +113,7 @@ def _call(content: CallContent, of: Span | LogRecord, scope: str, started_ns: in
         span_id=of.span_id.hex(),
         scope=scope[:MAX_TEXT],
         model=content.model or "",
-        messages=content.prompt.messages,
+        messages=_in_rows(content.prompt.messages) if scope in ROW_JOINERS else content.prompt.messages,
         answer=next(iter(content.answer.messages or ()), None),
         sampling=content.sampling or ToldSampling(),
         lacks=tuple(sorted(content.prompt.flaws | content.answer.flaws)),
@@ -121,6 +121,18 @@ def _call(content: CallContent, of: Span | LogRecord, scope: str, started_ns: in
         ended_ns=ended_ns,
         **{name: getattr(content, name) for name in ("response_id", "tools", "finish_reason", "ids")},
     )
+
+
+def _in_rows(messages: Iterable[ChatMessage] | None) -> tuple[ChatMessage, ...] | None:
+    rows: list[ChatMessage] = []
+    for one in messages or ():
+        texts = [one.content or ""]  # an empty text is not told
+        before = rows.pop() if rows and rows[-1].role == one.role else None
+        if before is not None:
+            texts.insert(0, before.content or "")
+        others = one.num_other_parts + (before.num_other_parts if before is not None else 0)
+        rows.append(msgspec.structs.replace(one, content="\n".join(texts), num_other_parts=others))
+    return tuple(rows) or None
 
 
 def _whole(pairs: Iterable[KeyValue]) -> dict[str, AttributeValue]:

@@ -26,5 +26,8 @@ what is no handoff."""
 REWRITERS = frozenset(map(_full, ("agentscope", "oi.haystack", "otel.ag2")))
 """Their prompts are not those that were sent: AgentScope tells an answer and its tools' results as one message, and not
 its reminders; AG2 leaves the system's message out, OpenInference of Haystack tools' results."""
+ROW_JOINERS = frozenset({_full("oi.smolagents")})
+"""Messages of one role in a row are sent as one, a line apart, and told as they were (smolagents 1.26, `models.py`,
+`get_clean_message_list`)."""
 FAILURE_REWRITERS = frozenset({"gen_ai", "pydantic-ai"})
 """They send `{"error": ..}` for a tool that failed, and tell its bare text: AI SDK 7, pydantic-ai 2."""

@@ -1,4 +1,4 @@
-"""No value of a span's attributes or events, whatever its type and depth, stops what reads calls."""
+"""No odd value of a span, whatever its type and depth, stops what reads calls; and the roles of smolagents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.streams.normalize.rows_of_told_calls import GENAI, OI, ROWS, made
+from tests.streams.normalize.rows_of_told_calls import GENAI, OI, OI_FLAT, ROWS, made
 from tracegrad.schemas.records.told import ToldCall
 from tracegrad.streams.normalize.told.read_call import told_call
 
@@ -61,3 +61,16 @@ def test_no_odd_value_raises_or_makes_a_record_that_cannot_be_read(odd: Any) -> 
     for one in spans:
         call = told_call(one, f"{OI}openai")
         assert msgspec.json.decode(msgspec.json.encode(call), type=ToldCall) == call
+
+
+def test_messages_of_a_role_in_a_row_are_one_as_smolagents_sends_them() -> None:
+    """A line apart, in the roles that it sends; an empty text is not told."""
+    said = [("user", "Go."), ("assistant", ""), ("tool-call", "Calling f"), ("tool-response", "3"), ("user", "And?")]
+    place = "llm.input_messages.{}.message.{}".format
+    told = {place(n, "role"): role for n, (role, _) in enumerate(said)}
+    told |= {place(n, "contents.0.message_content.text"): text for n, (_, text) in enumerate(said) if text}
+    answer = {key: value for key, value in OI_FLAT.items() if key.startswith("llm.output_messages.")}
+    call = told_call(made(told | answer), f"{OI}smolagents")
+    expected = [("user", "Go."), ("assistant", "\nCalling f"), ("user", "3\nAnd?")]
+    assert [(message.role, message.content) for message in call.messages or ()] == expected
+    assert call.lacks == ("no_tools_told",)

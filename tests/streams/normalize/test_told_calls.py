@@ -225,7 +225,7 @@ FLAWED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "an image": (user(TEXT, {"type": "blob", "modality": "image", "content": "aGk="}), ("content_not_text",)),
     "two texts": (user(TEXT, TEXT), ("content_rewritten",)),
     "another role": (
-        user(TEXT) | {"gen_ai.input.messages": [{"role": "tool-response", "content": "x"}]},
+        user(TEXT) | {"gen_ai.input.messages": [{"role": "observer", "content": "x"}]},
         ("content_rewritten",),
     ),
     "a result that is no text": (
