@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message, Tool
+from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
 from tracegrad.producers.llm_gateway.engines.engine import RenderedIds, Waits
 from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, object_of
 from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised
@@ -238,7 +239,7 @@ def _request(call: ToldCall) -> ChatRequest:
         for role, it in zip(roles, (*call.messages, call.answer), strict=True)
     )
     tools = (_tool(it) for it in call.tools or ())
-    return ChatRequest(messages=tuple(messages), tools=tuple(tools) or None)
+    return with_whole_answers(ChatRequest(messages=tuple(messages), tools=tuple(tools) or None))
 
 
 def _tool(told: ToolDefinition) -> Tool:

@@ -246,6 +246,18 @@ def test_the_day_in_a_prompt_is_the_calls(tmp_path: Path) -> None:
     assert "Current date: 2026-11-27" in template.decode(day_before.prompt)
 
 
+def test_results_stand_in_the_order_of_their_calls(tmp_path: Path) -> None:
+    """As the gateway puts them, whatever order the agent sent them in: as the tools ended."""
+    renderer = renderer_of(tmp_path / "model", "qwen2_5")
+    calls = tuple(ToolCall(id=f"call_{n}", name="calc", arguments="{}") for n in range(2))
+    asked = ChatMessage(role="assistant", tool_calls=calls)
+    results = [ChatMessage(role="tool", tool_call_id=call.id, content=call.id) for call in calls]
+    prompts = [
+        renderer.tokens(told(ASK, asked, *order, tools=(CALC,))).prompt.tolist() for order in (results, results[::-1])
+    ]
+    assert prompts[0] == prompts[1] != []
+
+
 def test_digests_are_of_all_that_makes_ids(tmp_path: Path) -> None:
     """Equal for a copy of the folder; another where the template, an end or the tokenizer is."""
     one, copy, ends, other = (
