@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -38,33 +39,22 @@ AgentTools = Mapping[str, tuple[ToolDefinition, ...]]
 NOBODY = ChatMessage(role="")
 
 
+@dataclass(frozen=True)
 class ToldCalls:
-    """Makes calls of what spans tell.
+    """Makes calls of what spans tell."""
 
-    Args:
-        config: which calls count.
-        policy: that learns them.
-        sampler: the source run, for one version of which their tokens count.
-        tools: of agents whose calls tell none.
-        tokens: the policy's token ids of a call.
-        joined: a span's call, with what its log events tell besides.
-    """
-
-    def __init__(
-        self,
-        config: HistoryConfig,
-        policy: str,
-        sampler: RunHash,
-        tools: AgentTools,
-        tokens: Callable[[ToldCall], CallTokens],
-        joined: Callable[[ToldCall, Iterable[ToldCall]], ToldCall],
-    ) -> None:
-        self._config = config
-        self._policy = policy
-        self._version = VersionSpan(run=sampler, version=0, epoch=0, start=0)
-        self._tools = tools
-        self._tokens = tokens
-        self._joined = joined
+    config: HistoryConfig
+    """Which calls count."""
+    policy: str
+    """That learns them."""
+    sampler: RunHash
+    """The source run, for one version of which their tokens count."""
+    tools: AgentTools
+    """Of agents whose calls tell none."""
+    tokens: Callable[[ToldCall], CallTokens]
+    """The policy's token ids of a call."""
+    joined: Callable[[ToldCall, Iterable[ToldCall]], ToldCall]
+    """A span's call, with what its log events tell besides."""
 
     def made(self, facts: Iterable[CallFact], spans: Sequence[SpanFact], metrics: Metrics) -> dict[str, CallFact]:
         """By their ids, in the order in which they began.
@@ -95,10 +85,10 @@ class ToldCalls:
                 events.setdefault((told.trace_id, told.span_id), []).append(told)
             elif told is not msgspec.UNSET:
                 spans[told.trace_id, told.span_id] = told
-        return {key: self._joined(call, events[key]) if key in events else call for key, call in spans.items()}
+        return {key: self.joined(call, events[key]) if key in events else call for key, call in spans.items()}
 
     def _is_chosen(self, call: ToldCall, agent: str | None, tree: SpanTree) -> bool:
-        span, config = tree.get(call.trace_id, call.span_id), self._config
+        span, config = tree.get(call.trace_id, call.span_id), self.config
         service = span.service if span is not None else ""
         told = ((call.model, config.models), (agent or "", config.agents), (service, config.services))
         return all(not globs or any(fnmatchcase(name, glob) for glob in globs) for name, globs in told)
@@ -114,23 +104,23 @@ class ToldCalls:
         for key, call in calls.items():
             tools, others = call.tools, known.get(agents[key], [])
             if tools is None:
-                globs = (glob for glob in self._tools if fnmatchcase(agents[key] or "", glob))
-                tools = others[0] if len(others) == 1 else self._tools.get(next(globs, ""))
+                globs = (glob for glob in self.tools if fnmatchcase(agents[key] or "", glob))
+                tools = others[0] if len(others) == 1 else self.tools.get(next(globs, ""))
             lacks = tuple(reason for reason in call.lacks if tools is None or reason != Reason.NO_TOOLS_TOLD)
             found[key] = msgspec.structs.replace(call, tools=tools, lacks=lacks)
         return found
 
     def _fact(self, call: ToldCall, number: int, *, is_superseded: bool) -> CallFact:
-        tokens, answer = self._tokens(call), call.answer
+        tokens, answer = self.tokens(call), call.answer
         fact = told_fact(call)
         record = msgspec.structs.replace(
             fact.call,
             call_id=CallId(call.response_id) if call.response_id else fact.call.call_id,
-            policy=self._policy,
+            policy=self.policy,
             suffix_ids=ids_to_bytes(tokens.prompt),
             sampled_ids=ids_to_bytes(tokens.answer),
             logprobs=logprobs_to_bytes(tokens.logprobs) if tokens.logprobs is not None else b"",
-            versions=(self._version,) if len(tokens.answer) else (),
+            versions=(VersionSpan(run=self.sampler, version=0, epoch=0, start=0),) if len(tokens.answer) else (),
             content=answer.content if answer is not None else None,
             reasoning=answer.reasoning if answer is not None else None,
             tool_calls=answer.tool_calls if answer is not None else (),

@@ -37,11 +37,10 @@ from .reading.read_output import NOTHING, Output, of_messages
 from .reading.span_view import MAX_TEXT
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, ItemSource, Scan
 from .span_links import links_of_event, links_of_ids
+from .told.genai_content import CHOICE, DETAILS
 from .told.read_call import told_event
 
 _PREFIX = "gen_ai."
-_DETAILS = "gen_ai.client.inference.operation.details"
-_CHOICE = "gen_ai.choice"
 _TOOL_MESSAGE = "gen_ai.tool.message"
 _EVALUATION = "gen_ai.evaluation.result"
 """Names the answer that is judged, which may be another span's than the one that it stands in."""
@@ -116,13 +115,13 @@ class LogReader:
 
 def _told(name: str, attributes: Mapping[str, AttributeValue], record: LogRecord) -> dict[str, Any]:
     """The fields of a LogFact."""
-    body = json_value(plain(record.body)) if name in (_CHOICE, _TOOL_MESSAGE, _DETAILS) else None
+    body = json_value(plain(record.body)) if name in (CHOICE, _TOOL_MESSAGE, DETAILS) else None
     said = body if isinstance(body, dict) else {}
     answer: Output = NOTHING
-    if name == _CHOICE:
+    if name == CHOICE:
         # Of several answers nobody knows which one the agent went on with.
         answer = of_messages([said.get("message", said)]) if said.get("index", 0) == 0 else NOTHING
-    elif name == _DETAILS:
+    elif name == DETAILS:
         answer = of_messages(attributes.get(GEN_AI_OUTPUT_MESSAGES, said.get(GEN_AI_OUTPUT_MESSAGES)))
     response, agent = _text(attributes.get(GEN_AI_RESPONSE_ID)), _text(attributes.get(GEN_AI_AGENT_NAME))
     return {

@@ -117,9 +117,8 @@ def sampling_of(told: Mapping[str, Any]) -> ToldSampling | None:
 
 def ids_of(prompt: object, sampled: object, logprobs: object = None) -> ToldIds | None:
     """Exact ids where both are whole; logprobs where they are one for each sampled id."""
-    given = (
-        [one.get("logprob") if isinstance(one, dict) else one for one in logprobs] if isinstance(logprobs, list) else []
-    )
+    listed: list[Any] = logprobs if isinstance(logprobs, list) else []
+    given = [one.get("logprob") if isinstance(one, dict) else one for one in listed]
     told: list[float] = []
     try:
         before, after = msgspec.convert((prompt, sampled), tuple[_Ids, _Ids])

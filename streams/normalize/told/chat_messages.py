@@ -160,7 +160,7 @@ def _is_item_of_answer(item: object) -> bool:
 
 def _messages(item: Any, role: str | None, flaws: set[Reason]) -> Iterator[ChatMessage]:
     """The messages of one item: Anthropic's message with two tools' results is two of them."""
-    for _ in _WRAPPERS:
+    for _ in _WRAPPERS if _is(item) and not item.keys().isdisjoint(_WRAPPERS) else ():
         inner = next((item[key] for key in _WRAPPERS if _is(item.get(key))), None) if _is(item) else None
         item = item if inner is None else {"type": item.get("type"), **inner}
     if isinstance(item, str) and role is not None:
@@ -256,7 +256,8 @@ def _result(body: Item, flaws: set[Reason]) -> ChatMessage:
 
 def _is_hidden(text: object) -> bool:
     # A Collector's redaction processor puts **** in the place of each line where it masks all of an attribute.
-    return isinstance(text, str) and (text.startswith(_PLACEHOLDERS) or set(text.split()) == {"****"})
+    is_masked = isinstance(text, str) and "****" in text and set(text.split()) == {"****"}
+    return is_masked or (isinstance(text, str) and text.startswith(_PLACEHOLDERS))
 
 
 def _kind(word: object) -> str:

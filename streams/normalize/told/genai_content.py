@@ -26,9 +26,9 @@ _STREAMS = ("gen_ai.request.stream", "gen_ai.is_streaming", "gen_ai.request.stre
 _AGENTS, _ADK = "opentelemetry.instrumentation.openai_agents", "gcp.vertex.agent"
 """OpenLLMetry's has a message for each item of a Responses answer; ADK, each tool's result as an object."""
 _PROMPT, _COMPLETION, _FUNCTIONS = "gen_ai.prompt.", "gen_ai.completion.", "request.functions."
-DETAILS, _CHOICE = "gen_ai.client.inference.operation.details", "gen_ai.choice"
+DETAILS, CHOICE = "gen_ai.client.inference.operation.details", "gen_ai.choice"
 MESSAGE_EVENTS = frozenset(
-    {DETAILS, _CHOICE, *(f"gen_ai.{role}.message" for role in ("system", "user", "assistant", "tool"))}
+    {DETAILS, CHOICE, *(f"gen_ai.{role}.message" for role in ("system", "user", "assistant", "tool"))}
 )
 """Events that tell of a call, of a span or of the log."""
 _FIELDS = ("content", "message", "tool_calls", "index", "finish_reason", "id", "role", "name")
@@ -88,15 +88,15 @@ def bodies_of_events(events: list[tuple[str, Mapping[str, Any]]], scope: str) ->
     if events and events[0][0] == DETAILS:
         return _newest(events[0][1], scope)
     said = [(name, _message(name, told)) for name, told in events]
-    choices = [message for name, message in said if name == _CHOICE]
-    prompt = [message for name, message in said if name != _CHOICE]
+    choices = [message for name, message in said if name == CHOICE]
+    prompt = [message for name, message in said if name != CHOICE]
     return CallBodies({"messages": prompt}, {"choices": choices} if choices else None)
 
 
 def _message(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
     fields = {key: told[key] for key in _FIELDS if told.get(key) is not None}
     said = fields.pop("message", fields.get("content"))
-    role = "assistant" if name == _CHOICE else name.split(".")[1]
+    role = "assistant" if name == CHOICE else name.split(".")[1]
     # Hidden content leaves an event that tells nothing: a text that is not there.
     content = said if said is not None or "tool_calls" in fields else [{"type": "text"}]
     return {"role": role, **fields, **(content if isinstance(content, dict) else {"content": content})}

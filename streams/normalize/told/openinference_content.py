@@ -36,7 +36,7 @@ def _read(span: SpanView) -> Iterator[CallBodies]:
     asked: dict[str, Any] = decoded if isinstance(decoded, dict) else {}
     prompt, answers = (list(_chat(flat_list(span, prefix), span.scope)) for prefix in (_MESSAGES, _ANSWERS))
     tools = [_inner(_inner(tool, "tool"), "json_schema") for tool in flat_list(span, _TOOLS)] or asked.get("tools")
-    told = {"choices": answers or [{}], "stop_reason": span.attributes.get(_FINISH)}
+    told = {"choices": answers, "stop_reason": span.attributes.get(_FINISH)}
     yield CallBodies({**asked, "model": span.text(_MODEL), "messages": prompt, "tools": tools}, told)
 
 

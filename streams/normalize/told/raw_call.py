@@ -24,11 +24,17 @@ def read_bodies(told: Iterable[CallBodies]) -> CallContent:
     """What requests and responses of one call tell, the first being believed first."""
     contents: list[CallContent] = []
     for one in told:
-        if one.request is not None:
+        if _tells(one.request):
             contents.append(_of_request(one.request, is_raw=one.is_raw))
-        if one.response is not None:
+        if _tells(one.response):
             contents.append(_of_response(one.response))
     return merged(contents)
+
+
+def _tells(body: object) -> bool:
+    """Whether anything is told; most conventions find nothing of their own on a span."""
+    said = body.values() if isinstance(body, dict) else (body is not None,)
+    return any(one or one == 0 for one in said if one is not False)
 
 
 def _of_request(value: object, *, is_raw: bool) -> CallContent:
