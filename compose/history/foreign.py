@@ -140,7 +140,9 @@ class ForeignFiles(NamedTuple):
             )
         if progress_file.exists() and read_record(progress_file, ImportProgress).is_whole:
             return run_dir
-        settings = RunSettings(run=run_dir.path.name, select=SelectConfig(capture_all=True))
+        # One partition: several would be merged by time, which need not be the files' order.
+        kafka = KafkaConfig(partitions=1)
+        settings = RunSettings(run=run_dir.path.name, kafka=kafka, select=SelectConfig(capture_all=True))
         with run_dir.lock():
             write_record(list_file, files)
             show.say(f"{len(files.files)} files are imported into run {settings.run}")

@@ -263,7 +263,7 @@ def _fold(
             folds[Stage.ASSEMBLE] = Assemble(rules, topics, metrics, told_calls=told_calls, judge=judge)
         reward = Rewarder(rules.air, metrics)
         again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward, judge=judge)
-        refold = Refold(folds, again, rate_again, topics, history.recorded)
+        refold = Refold(folds, again, rate_again, topics, history.recorded, rules.streams.idle_s)
         done = replay(
             history,
             log,

@@ -11,6 +11,7 @@ In: raw records of a source run, and what that run recorded of its episodes (rec
 - Groups leave in the order in which the source trained them; those that it never trained follow.
 - What is in no episode of the source is left out: it was late, not selected, or its episode never closed.
 - Where nothing was recorded, the folds close as workers' do, by closes that the records' own times propose, never now.
+  Where these go far back, as in files that hold one trace behind another, time passes by what is read.
 - Feedback that came behind an episode's close counts where the source says that it counted.
 
 Failure: bad input is a dead letter, as the folds make it. An episode that lacks records which are gone is made of the
@@ -41,10 +42,11 @@ MakeAgain = Callable[[str, str, str, Sequence[Output]], Sequence[Output]]
 """(episode id, key, why it closed, facts as normalize makes them) -> the records of the episode."""
 _TICK_MS = 500
 """Of the records' time: workers look at their clocks twice a second too."""
-_FOREVER_S = 1e7
-"""Beyond the last record: whatever waits has waited long enough."""
-_ROUNDS = 20
-"""Closes lead to closes: a trace that is forwarded, the conversation that it goes to, its group."""
+_IDLE_BYTES = 16 * 1024 * 1024
+"""Of records that lie behind the time of others by more than a silence: read besides them, they are one."""
+_ROUNDS = 45
+"""Beyond the last record, each twice as far as the one before, so that what only falls silent does not close by its
+deadline. Closes lead to closes: a trace that is forwarded, the conversation that it goes to, its group."""
 
 
 @dataclass
@@ -65,6 +67,7 @@ class Refold:
         rate_again: of credit.
         topics: the new run's.
         recorded: by the source; with no episodes, all that comes is assembled anew.
+        idle_s: the silence that closes an episode, by the rules of the new run.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Refold:
         rate_again: RateAgain,
         topics: Topics,
         recorded: RecordedEpisodes,
+        idle_s: float = 10.0,
     ) -> None:
         self.counts: Counter[str] = Counter()
         """What was made: `episodes`, `groups`; `incomplete` episodes among them, `lost` ones of which nothing is left,
@@ -98,6 +102,10 @@ class Refold:
         """Where the next record is expected."""
         self._offsets: Counter[Topic] = Counter()
         self._now_ms = 0
+        self._idle_ms = 1000 * idle_s
+        self._latest_ms = 0
+        self._passed_ms = 0.0
+        """Besides what the records' times tell."""
 
     def give_up(self, kept: Mapping[TopicPartition, Offsets]) -> None:
         """What the log still has, before the first record: nobody waits for the rest."""
@@ -112,8 +120,11 @@ class Refold:
 
     def fold(self, record: Record) -> Iterator[Output]:
         """The next record of a raw topic; what it leads to."""
-        if record.timestamp_ms - self._now_ms >= _TICK_MS:
-            yield from self._let_pass(record.timestamp_ms)
+        if record.timestamp_ms < self._latest_ms - self._idle_ms and not self._recorded.episodes:
+            self._passed_ms += self._idle_ms * len(record.value or b"") / _IDLE_BYTES
+        self._latest_ms = max(self._latest_ms, record.timestamp_ms)
+        if (now_ms := self._latest_ms + int(self._passed_ms)) - self._now_ms >= _TICK_MS:
+            yield from self._let_pass(now_ms)
         where = TopicPartition(record.topic, record.partition)
         if self._next.get(where, record.offset) != record.offset:
             yield from self._pass_over(where, record.offset)
@@ -138,10 +149,8 @@ class Refold:
             if number in self._held or episode.num_awaited > 0:
                 episode.num_missing += max(episode.num_awaited, 0)
                 yield from self._make(number)
-        now_s = self._now_ms / 1000
-        for _ in range(_ROUNDS):
-            now_s += _FOREVER_S
-            yield from self._propose(now_s)
+        for number in range(_ROUNDS):
+            yield from self._propose(self._now_ms / 1000 + 2.0**number)
         yield from self._order.rest()
 
     def _pass_over(self, where: TopicPartition, to: int) -> Iterator[Output]:

@@ -39,9 +39,8 @@ class SpanAccount:
         event = EPISODE_EVENTS.decode(record.value)
         num = sum(isinstance(fact, SpanFact) for fact in getattr(event, "facts", ()))
         self._open[record.offset] = event.episode_id, num
-        self._counts["read"] += num if is_new else 0
         # What goes on is counted where it comes to; what was forwarded twice comes there once.
-        self._counts["forwarded"] -= 0 if is_new else num
+        self._counts["read" if is_new else "forwarded"] += num if is_new else -num
 
     def settle(self, emission: Emission) -> None:
         """What assemble made of it, and of records before it."""
