@@ -74,6 +74,6 @@ def test_events_before_their_spans_tell_what_they_tell_behind_them(tmp_path: Pat
     """Exporters of log records and of spans wait for nobody: the same episodes come of either order."""
     recording, model = load(EVENTS), write_model_folder(tmp_path)
     turned = sorted(recording.records, key=lambda raw: raw.topic)
-    assert [raw.topic for raw in turned if raw.topic.startswith("otlp")][0] == "otlp_logs"
+    assert next(raw.topic for raw in turned if raw.topic.startswith("otlp")) == "otlp_logs"
     first = told_episodes(msgspec.structs.replace(recording, records=tuple(turned)), model)
     assert first == told_episodes(recording, model)
