@@ -42,6 +42,7 @@ MakeAgain = Callable[[str, str, str, Sequence[Output]], Sequence[Output]]
 """(episode id, key, why it closed, facts as normalize makes them) -> the records of the episode."""
 _TICK_MS = 500
 """Of the records' time: workers look at their clocks twice a second too."""
+_TICK_RECORDS = 1000
 _IDLE_BYTES = 16 * 1024 * 1024
 """Of records that lie behind the time of others by more than a silence: read besides them, they are one."""
 _ROUNDS = 45
@@ -68,6 +69,8 @@ class Refold:
         topics: the new run's.
         recorded: by the source; with no episodes, all that comes is assembled anew.
         idle_s: the silence that closes an episode, by the rules of the new run.
+        clock_rate: of the clock that closes what is assembled anew, below 1 where records are not in the order of time:
+            what is read late would find its episode closed.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Refold:
         topics: Topics,
         recorded: RecordedEpisodes,
         idle_s: float = 10.0,
+        clock_rate: float = 1.0,
     ) -> None:
         self.counts: Counter[str] = Counter()
         """What was made: `episodes`, `groups`; `incomplete` episodes among them, `lost` ones of which nothing is left,
@@ -91,6 +95,7 @@ class Refold:
         self._rate_again = rate_again
         self._topics = topics
         self._recorded = recorded
+        self._clock_rate = clock_rate
         self._held: dict[int, _OpenEpisode] = {}
         """Of episodes that are not whole yet."""
         self._order = _InOrder(recorded.order)
@@ -123,7 +128,9 @@ class Refold:
         if record.timestamp_ms < self._latest_ms - self._idle_ms and not self._recorded.episodes:
             self._passed_ms += self._idle_ms * len(record.value or b"") / _IDLE_BYTES
         self._latest_ms = max(self._latest_ms, record.timestamp_ms)
-        if (now_ms := self._latest_ms + int(self._passed_ms)) - self._now_ms >= _TICK_MS:
+        now_ms = int(self._latest_ms * self._clock_rate + self._passed_ms)
+        # Without a clock that moves the bounds are looked at, too.
+        if now_ms - self._now_ms >= _TICK_MS or record.offset % _TICK_RECORDS == 0:
             yield from self._let_pass(now_ms)
         where = TopicPartition(record.topic, record.partition)
         if self._next.get(where, record.offset) != record.offset:
@@ -228,7 +235,7 @@ class Refold:
 
     def _let_pass(self, to_ms: int) -> Iterator[Output]:
         """The clock of the records, which never goes back. Silence begins where it stood, not where it stands."""
-        if self._now_ms and not self._recorded.episodes:
+        if not self._recorded.episodes:
             yield from self._propose(self._now_ms / 1000)
             yield from self._propose(to_ms / 1000)
         self._now_ms = to_ms

@@ -57,6 +57,10 @@ class ImportProgress(msgspec.Struct, kw_only=True):
     told: list[str] = []
     """The first of what was lost, in words."""
     is_whole: bool = False
+    newest_ms: int = 0
+    """The latest time of a record."""
+    behind_ms: int = 0
+    """How far before that the time of a later record lay: files are of several Collectors, or read from a topic."""
 
     @property
     def text(self) -> str:
@@ -66,6 +70,11 @@ class ImportProgress(msgspec.Struct, kw_only=True):
         lost = f"; {num['lost_bytes']} bytes lost" if num["lost_bytes"] else ""
         told = f"{num['requests']} requests, {num['spans']} spans, {num['log_records']} log records"
         return f"{told}, up to {at}{lost}"
+
+
+def disorder_ms(folder: Path) -> int:
+    """Of a source's records, `behind_ms`; 0: no files were imported into it."""
+    return read_record(file, ImportProgress).behind_ms if (file := folder / "import.json").exists() else 0
 
 
 def import_files(
@@ -196,8 +205,11 @@ class _Import:
             self._count("records")
             self._count(item.signal.fields, len(piece.items))
             latest_ms = max(ended_ns(one) for *_, one in piece.items) // 1_000_000
-            # A broker takes no record of the future, and a clock that goes wrong must not end an import.
-            at_ms = min(max(latest_ms, 1), self.files.listed_ms)
+            # A broker takes no record of the future, and a clock that goes wrong must not end an import. Without a time
+            # a record is as old as those before it.
+            at_ms = min(latest_ms or self.progress.newest_ms or 1, self.files.listed_ms)
+            self.progress.newest_ms = max(self.progress.newest_ms, at_ms)
+            self.progress.behind_ms = max(self.progress.behind_ms, self.progress.newest_ms - at_ms)
             yield _NewRecord(topic, trace_key(piece.trace_id), piece.value(), at_ms)
 
     def _dead_letter(self, item: FileItem, lost: LostBytes) -> _NewRecord:

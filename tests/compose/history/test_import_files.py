@@ -257,3 +257,12 @@ def test_a_log_that_lost_records_is_not_gone_on_with(files: Path, source: Path) 
     log.cut(SPANS, 0, end=1)
     with pytest.raises(LogGapError, match="begin again"):
         imported(files, source, log, TOPICS)
+
+
+def test_how_far_times_go_back_is_kept(tmp_path: Path, source: Path) -> None:
+    """Of two Collectors' files, and of one in the order of time; what has no time is as old as what came before it."""
+    no_time = otlp(span("ab" * 16, 0, at=0))
+    for name, numbers, behind_s in (("ordered", range(6), 0), ("mixed", (0, 1, 5, 2, 3, 4), 3)):
+        (file := tmp_path / f"{name}.json").write_bytes(json_lines([*map(spans, numbers), no_time]))
+        done = import_files(list_files(str(file)), source / name, new_log(), TOPICS)
+        assert done.behind_ms == behind_s * 1_000
