@@ -41,7 +41,7 @@ SHOP, BARE, WEB, BIG = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
 def account(records: list[Record], rules: StreamRules, clock_rate: float = 1.0) -> tuple[dict[str, int], str]:
     """Of a refold of these."""
     folds = {stage: build_fold(stage, rules, TOPICS) for stage in STREAMS}
-    refold = Refold(folds, lambda *_: (), lambda episode, _: episode, TOPICS, RecordedEpisodes(), clock_rate)
+    refold = Refold(folds, lambda *_: (), lambda episode, _: episode, TOPICS, RecordedEpisodes(), clock_rate=clock_rate)
     for record in records:
         list(refold.fold(record))
     list(refold.finish())
