@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.frameworks.content import CONTENT
 from tests.frameworks.entry import OI, OTEL
 from tests.frameworks.entry import Entry as Entry
 from tests.frameworks.varied import VARIED
@@ -292,4 +293,5 @@ CATALOGUE = (
     _lightning("otel", note="its tracer makes no span of a call."),
     *_LATER,
     *VARIED,
+    *CONTENT,
 )

@@ -25,7 +25,7 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes
 
 
-class TrueCall(msgspec.Struct, frozen=True, kw_only=True):
+class TrueCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call and who made it."""
 
     call_id: str
@@ -33,6 +33,10 @@ class TrueCall(msgspec.Struct, frozen=True, kw_only=True):
     """The conversation."""
     agent: str | None
     """By the instructions that the agent was given; None: the program has no agents."""
+    path: str = ""
+    """Which API was asked, by the end of its path; empty: the request was not kept."""
+    request: str = ""
+    """The body that was sent, as the agent's client wrote it."""
 
 
 class Executed(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +63,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     executed: tuple[Executed, ...]
 
 
-def save(recording: Recording) -> Path:
+def save(recording: Recording, folder: Path = FIXTURES) -> Path:
     """Writes it; equal recordings are equal bytes."""
-    path = FIXTURES / f"{recording.name}-{recording.way}.msgpack.xz"
+    path = folder / f"{recording.name}-{recording.way}.msgpack.xz"
     path.write_bytes(lzma.compress(msgspec.msgpack.encode(recording), preset=9 | lzma.PRESET_EXTREME))
     return path
 

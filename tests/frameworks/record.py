@@ -20,11 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.frameworks.catalogue import CATALOGUE, Entry
-from tests.frameworks.fixture import Executed, Raw, Recording, TrueCall, save
+from tests.frameworks.fixture import FIXTURES, Executed, Raw, Recording, TrueCall, save
 from tests.frameworks.scenario import agent_of, plain_name, script, trip_of
-from tests.frameworks.scrub import scrubbed
+from tests.frameworks.scrub import scrubbed, without_paths
 from tests.producers.keys import KEY, RUN_HASH
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, TOPICS, Rig, full_prompt, rig
 from tests.serving import serve
@@ -33,6 +35,7 @@ from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.runner.agent_environment import agent_environment, command_environment
 from tracegrad.producers.runner.config import AgentConfig, RunnerHandles
+from tracegrad.schemas.ids import CallId, canonical_call
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CallRecord, ToolCall
 from tracegrad.schemas.topics import Topic
@@ -42,6 +45,36 @@ _TRIPS = {"runner": (7,), "captured": (3, 4)}
 _RAW = (Topic.LLM_CALLS, Topic.OTLP_SPANS, Topic.OTLP_LOGS)
 _TIMEOUT_S = 120
 _SPAN = "00f067aa0ba902b7"
+_ID = re.compile(r'"id": ?"([^"]+)"')
+
+
+class KeptRequests:
+    """What was sent to a gateway, by the ids in its answers."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[CallId | None, tuple[str, str]] = {}
+        """The path and the body."""
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """The gateway, whose requests are kept."""
+
+        async def kept(scope: Scope, receive: Receive, send: Send) -> None:
+            asked, answered = bytearray(), bytearray()
+
+            async def hear() -> Message:
+                message = await receive()
+                asked.extend(message.get("body", b""))
+                return message
+
+            async def say(message: Message) -> None:
+                answered.extend(message.get("body", b""))
+                await send(message)
+
+            await app(scope, hear, say)
+            for name in _ID.findall(answered.decode()):
+                self.by_id.setdefault(canonical_call(name), (scope["path"], without_paths(asked.decode())))
+
+        return kept
 
 
 def environment_of(entry: Entry, way: str, handles: RunnerHandles, folder: Path) -> dict[str, str]:
@@ -105,8 +138,10 @@ async def run_agent(command: list[str], entry: Entry, variables: dict[str, str],
         raise RuntimeError(f"{entry.name}: it failed with {process.returncode}")
 
 
-def truth_of(entry: Entry, calls: list[CallRecord], lines: list[str], rig: Rig) -> dict[str, Any]:
-    """Whose each call was, and which request each execution answers."""
+def truth_of(
+    entry: Entry, calls: list[CallRecord], lines: list[str], rig: Rig, requests: KeptRequests
+) -> dict[str, Any]:
+    """Whose each call was, what was sent for it, and which request each execution answers."""
     prompts = {call.call_id: rig.engine.tokenizer.decode(full_prompt(call, calls)) for call in calls}
     asked: dict[tuple[str, str], list[tuple[str, ToolCall]]] = {}
     for call in calls:
@@ -120,8 +155,15 @@ def truth_of(entry: Entry, calls: list[CallRecord], lines: list[str], rig: Rig) 
         one = Executed(call_id=call_id, tool_call_id=tool.id, tool=tool.name, failed=line["failed"])
         executed.append(one)
     true_calls = tuple(
-        TrueCall(call_id=name, trip=trip_of(prompt), agent=agent_of(prompt) if entry.has_agents else None)
+        TrueCall(
+            call_id=name,
+            trip=trip_of(prompt),
+            agent=agent_of(prompt) if entry.has_agents else None,
+            path=path.rpartition("/v1")[2],
+            request=request,
+        )
         for name, prompt in prompts.items()
+        for path, request in [requests.by_id[name]]
     )
     return {"calls": true_calls, "executed": tuple(executed)}
 
@@ -129,11 +171,11 @@ def truth_of(entry: Entry, calls: list[CallRecord], lines: list[str], rig: Rig) 
 async def record(entry: Entry, way: str, environments: Path) -> Recording:
     """One recording."""
     command = command_of(entry, environments)
-    policy = partial(_reply, entry)
+    policy, requests = partial(_reply, entry), KeptRequests()
     engine = ScriptedEngine(label=label(0), policy=policy, max_model_len=400_000)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        async with rig(engine) as here:
+        async with rig(engine, around=requests.around) as here:
             handles = OtlpHandles(port=0, run_hash=RUN_HASH, key=KEY, ack_timeout_s=5)
             otlp = OtlpGateway(OtlpConfig(), handles, topics=TOPICS, writer=here.log.writer(), metrics=Metrics())
             async with serve(otlp.app) as otlp_url:
@@ -160,7 +202,7 @@ async def record(entry: Entry, way: str, environments: Path) -> Recording:
                     for topic in _RAW
                     for one in here.log.records(TOPICS.name(topic))
                 ),
-                **truth_of(entry, here.calls(), lines, here),
+                **truth_of(entry, here.calls(), lines, here, requests),
             )
 
 
@@ -179,6 +221,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="beginnings of names in the catalogue")
     parser.add_argument("--way", choices=sorted(_TRIPS))
+    parser.add_argument("--into", type=Path, default=FIXTURES, help="a folder that exists")
     parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir()) / "tracegrad-frameworks")
     arguments = parser.parse_args()
     failed = 0
@@ -192,7 +235,7 @@ def main() -> int:
                 failed += 1
                 print(f"{entry.name}-{way}: {type(error).__name__}: {error}")
                 continue
-            path = save(made)
+            path = save(made, arguments.into)
             print(f"{path.stem}: {len(made.calls)} calls, {len(made.executed)} tools, {path.stat().st_size} bytes")
     return failed
 

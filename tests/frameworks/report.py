@@ -22,7 +22,8 @@ two tools at once, of which one fails, reaches an expert, which asks for a tool 
 as the runner starts a command. `captured`: two conversations one after the other in a process that nobody of ours
 started, which knows two addresses and nothing else. "Agents at once": a coordinator asks two agents at once, one of
 them asks a fourth, their last answers are equal, a tool runs twice with equal arguments, and the captured conversations
-run at once; `hidden` leaves the messages' content out of the spans, as their settings allow. The counts are those
+run at once; `hidden` leaves the messages' content out of the spans, as their settings allow; `content` has a switch
+on, without which the instrumentation tells no content or no tools (`tests/frameworks/content.py`). The counts are those
 of normalize and assemble over the recordings in `tests/frameworks/fixtures/`; the truth beside them comes from the
 agents' own tools and instructions.
 
@@ -96,8 +97,9 @@ def _notes() -> Iterator[str]:
 
 def _versions(counted: Mapping[tuple[str, str], tuple[Recording, Score]]) -> Iterator[str]:
     yield "\n## Versions that were recorded\n"
-    for environment, entries in groupby(CATALOGUE, key=lambda entry: entry.environment):
-        found = {k: v for e in entries if (e.name, "runner") in counted for k, v in _of(counted, e.name).items()}
+    for environment in dict.fromkeys(entry.environment for entry in CATALOGUE):
+        entries = (entry.name for entry in CATALOGUE if entry.environment == environment)
+        found = {k: v for name in entries if (name, "runner") in counted for k, v in _of(counted, name).items()}
         if found:
             yield f"- {environment}: " + ", ".join(f"{name} {version}" for name, version in found.items())
 

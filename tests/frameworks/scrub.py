@@ -33,11 +33,16 @@ def scrubbed(topic: Topic, value: bytes, folder: str) -> bytes:
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
                 _clean(span.attributes)
-                span.status.message = _PATH.sub("<path>", span.status.message)
+                span.status.message = without_paths(span.status.message)
                 for event in span.events:
                     _clean(event.attributes)
     clean: bytes = request.SerializeToString()
     return clean
+
+
+def without_paths(text: str) -> str:
+    """A text without the machine's paths."""
+    return _PATH.sub("<path>", text)
 
 
 def _scrubbed_logs(value: bytes) -> bytes:
@@ -67,7 +72,7 @@ def _set(attributes: MutableSequence[KeyValue], kept: Iterable[KeyValue]) -> Non
 
 def _replace(value: AnyValue) -> None:
     if value.HasField("string_value"):
-        value.string_value = _PATH.sub("<path>", value.string_value)
+        value.string_value = without_paths(value.string_value)
     elif value.HasField("array_value"):
         for one in value.array_value.values:
             _replace(one)

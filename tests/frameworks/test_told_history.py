@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.compose.history.telling import folder_of, real
 from tests.fake_engine.model_folder import write_model_folder
 from tests.frameworks.fixture import FIXTURES, Recording, load
-from tests.frameworks.told_calls import plain_text
-from tests.frameworks.told_history import captured, told_episodes, true_calls, true_words, words
-from tests.producers.llm_gateway.harness import full_prompt
+from tests.frameworks.told_history import captured, told_episodes, true_words, words
+from tests.frameworks.true_requests import Ids, true_calls, true_ids, true_tools
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import EpisodeCall
-from tracegrad.schemas.records.told import ToolDefinition
-from tracegrad.streams.assemble.told_calls import AgentTools
+from tracegrad.schemas.records.tokens import ids_from_bytes
 
 EVENTS = FIXTURES / "openai-events-captured.msgpack.xz"
-TOOLS = re.compile("tools: (.*)<")
-
+TEMPLATES = {"qwen2_5": ("<|im_end|>",), "qwen3": ("<|im_end|>",)}
+"""How a model ends its answer."""
 WITHOUT_MODEL_SPANS = {"autogen-builtin", "autogen-varied-builtin", "crewai-traceloop", "agent_lightning-otel"}
 """Their spans tell agents and tools; no span is a model's."""
 
@@ -45,17 +43,25 @@ def test_what_trains_are_the_words_that_were_said(made: list[tuple[Recording, li
     for one, calls in made:
         true, trained = true_words(one), [call for call in calls if call.masked == Reason.TEXT]
         assert [words(call) for call in trained if words(call) not in true] == [], one.name
-    assert sum(call.masked == Reason.TEXT for _, calls in made for call in calls) >= 248
+    assert sum(call.masked == Reason.TEXT for _, calls in made for call in calls) >= 390
 
 
-def tools_of(recording: Recording) -> AgentTools:
-    """Of each agent, by the prompts that it was given."""
-    agents, calls = {call.call_id: call.agent or "" for call in recording.calls}, true_calls(recording)
-    names = {agents[call.call_id]: TOOLS.search(plain_text(full_prompt(call, calls))) for call in calls}
-    return {
-        agent: tuple(ToolDefinition(name=name, parameters="{}") for name in found[1].split(", ")) if found else ()
-        for agent, found in names.items()
-    }
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_trains_are_the_requests_that_were_sent(name: str, tmp_path: Path) -> None:
+    """By published templates, which write tools in full: the ids of the body that the agent sent, and of its answer;
+    with a file of tools and without."""
+    template, model = real(name), folder_of(tmp_path, name, TEMPLATES[name])
+    for recording in (one for one in map(load, captured()) if one.calls[0].path):
+        true = true_ids(recording, template, TEMPLATES[name])
+        for tools in (None, true_tools(recording)):
+            calls = [call for episode in told_episodes(recording, model, tools=tools) for call in episode.calls]
+            trained = [ids(call) for call in calls if call.masked == Reason.TEXT]
+            assert [recording.name for one in trained if one not in true] == []
+
+
+def ids(call: EpisodeCall) -> Ids:
+    """Of a told call, whose prompt is whole."""
+    return tuple(ids_from_bytes(call.suffix_ids).tolist()), tuple(ids_from_bytes(call.sampled_ids).tolist())
 
 
 def test_a_file_of_tools_makes_calls_whole_that_lack_these_alone(tmp_path: Path) -> None:
@@ -64,7 +70,7 @@ def test_a_file_of_tools_makes_calls_whole_that_lack_these_alone(tmp_path: Path)
     recording, model = load(path), write_model_folder(tmp_path)
     without = [call for episode in told_episodes(recording, model) for call in episode.calls]
     assert {call.masked for call in without} == {Reason.NO_TOOLS_TOLD}
-    tools = tools_of(recording)
+    tools = true_tools(recording)
     whole = [call for episode in told_episodes(recording, model, tools=tools) for call in episode.calls]
     assert {call.masked for call in whole} == {Reason.TEXT}
     assert {words(call) for call in whole} == true_words(recording)

@@ -21,6 +21,8 @@ from tests.frameworks.fixture import Recording, fixtures, load
 from tests.producers.llm_gateway.harness import full_prompt
 from tests.streams.make import config
 from tests.streams.normalize.test_dialects import read
+from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message
+from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, ToolCall
 from tracegrad.schemas.records.facts import SpanKind
 from tracegrad.schemas.records.told import ChatMessage, ToldCall
@@ -87,7 +89,10 @@ def judged(recording: Recording) -> list[JudgedCall]:
 
 def _rendered(call: ToldCall) -> str:
     tools = [{"function": {"name": tool.name}} for tool in call.tools or ()]
-    messages = [_chat(message) for message in call.messages or ()]
+    fields = ("role", "content", "tool_calls", "tool_call_id")
+    sent = (Message(**{name: getattr(message, name) for name in fields}) for message in call.messages or ())
+    # As the gateway orders results before any template writes them.
+    messages = [_chat(message) for message in with_whole_answers(ChatRequest(messages=tuple(sent))).messages]
     return plain_text(_engine().render(messages, tools, generation_prompt=True))
 
 
@@ -98,7 +103,7 @@ def _said(content: str | None, calls: Iterable[ToolCall]) -> str:
     return _engine().tokenizer.decode(ids)
 
 
-def _chat(message: ChatMessage) -> dict[str, Any]:
+def _chat(message: ChatMessage | Message) -> dict[str, Any]:
     calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls]
     return {"role": message.role, "content": message.content, "tool_calls": calls}
 

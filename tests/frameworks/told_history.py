@@ -16,6 +16,7 @@ import msgspec
 from tests.fake_engine.model_folder import write_model_folder
 from tests.frameworks.fixture import Recording, fixtures, load
 from tests.frameworks.told_calls import plain_text
+from tests.frameworks.true_requests import true_calls, true_tools
 from tests.producers.llm_gateway.harness import full_prompt
 from tests.streams.make import TOPICS, config
 from tracegrad.compose.history.history_model import load_history_renderer
@@ -25,7 +26,7 @@ from tracegrad.consumers.history.refold import Refold
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
+from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.episodes import EPISODES, Episode, EpisodeCall
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Stage, Topic
@@ -35,6 +36,8 @@ from tracegrad.streams.config import HistoryConfig, SelectConfig
 from tracegrad.streams.folds import build_fold
 from tracegrad.streams.normalize.told.read_call import joined
 
+UNTOLD = frozenset({Reason.NO_PROMPT_TOLD, Reason.NO_ANSWER_TOLD})
+"""Of a call that tells no content, or half of it."""
 OTHER_RUN = RunHash("0" * 8)
 HISTORY = HistoryConfig(models=("*",))
 Words = tuple[str, str]
@@ -65,12 +68,6 @@ def told_episodes(
     return [EPISODES.decode(one.value) for one in outputs if one.topic is Topic.EPISODES]
 
 
-def true_calls(recording: Recording) -> list[CallRecord]:
-    """As the gateway recorded them."""
-    found = (LLM_CALLS.decode(raw.value) for raw in recording.records if raw.topic == "llm_calls")
-    return [call for call in found if isinstance(call, CallRecord)]
-
-
 def true_words(recording: Recording) -> set[Words]:
     """Of all its calls."""
     calls = true_calls(recording)
@@ -87,15 +84,29 @@ def captured() -> list[Path]:
     return [path for path in fixtures() if path.name.endswith("-captured.msgpack.xz")]
 
 
+def reasons(recording: Recording, model: Path, tools: AgentTools | None = None) -> Counter[str]:
+    """Why its told calls train, or do not."""
+    return Counter(call.masked for episode in told_episodes(recording, model, tools=tools) for call in episode.calls)
+
+
 def main() -> None:
-    """Prints, of each, how many calls were made, how many are told, and why they do not train."""
+    """Prints, of each, how many calls were made, how many are told, and why they train or do not: without a file of
+    tools, and with one; of all that tell content, how many train."""
+    shares = Counter[str]()
     with TemporaryDirectory() as folder:
         model = write_model_folder(Path(folder))
         for path in captured():
             recording = load(path)
-            calls = [call for episode in told_episodes(recording, model) for call in episode.calls]
-            why = dict(Counter(call.masked for call in calls))
-            print(f"{recording.name:48}{len(true_calls(recording)):5}{len(calls):5}  {why}")
+            without, with_file = reasons(recording, model), reasons(recording, model, true_tools(recording))
+            print(f"{recording.name:48}{len(recording.calls):5}{without.total():5}  {dict(without)}  {dict(with_file)}")
+            shares += Counter(
+                calls=len(recording.calls),
+                told=without.total(),
+                content=sum(num for reason, num in without.items() if reason not in UNTOLD),
+                without=without[Reason.TEXT],
+                with_file=with_file[Reason.TEXT],
+            )
+    print(dict(shares))
 
 
 if __name__ == "__main__":

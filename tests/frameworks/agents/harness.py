@@ -36,6 +36,8 @@ def start(provider=None):
     for name in filter(None, os.environ.get("RECORDED_INSTRUMENTORS", "").split(",")):
         module, _, cls = name.partition(":")
         getattr(importlib.import_module(module), cls)().instrument()
+    if os.environ.get("RECORDED_LOGS") == "1":
+        logs()
     if "TRACEPARENT" in os.environ:
         carrier = {name.lower(): os.environ[name] for name in ("TRACEPARENT", "BAGGAGE") if name in os.environ}
         context.attach(propagate.extract(carrier))

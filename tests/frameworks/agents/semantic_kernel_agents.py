@@ -1,6 +1,7 @@
 """Semantic Kernel: a planner that has the expert as a plug-in."""
 
 import asyncio
+import logging
 import os
 
 os.environ["SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS"] = "true"
@@ -28,6 +29,12 @@ class Money:
 async def main():
     """Each conversation."""
     harness.start()
+    if os.environ.get("RECORDED_LOGS") == "1":
+        from opentelemetry.sdk._logs import LoggingHandler
+
+        logger = logging.getLogger("semantic_kernel")
+        logger.addHandler(LoggingHandler())
+        logger.setLevel(logging.INFO)
     service = OpenAIChatCompletion(ai_model_id="policy")
     expert = ChatCompletionAgent(service=service, name="expert", instructions=harness.EXPERT, plugins=[Money()])
     planner = ChatCompletionAgent(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import numpy as np
+from starlette.types import ASGIApp
 
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
@@ -137,9 +138,10 @@ async def rig(
     engine_urls: tuple[str, ...] = (),
     folder: str = "/nowhere",
     timings: Timings = TIMINGS,
+    around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
-    """A gateway in front of a scripted engine that serves version 0 of epoch 1."""
+    """A gateway in front of a scripted engine that serves version 0 of epoch 1; `around` puts more in front of it."""
     engine = engine or ScriptedEngine(label=label(0))
     log = MemoryLog()
     log.create_topics(TOPICS, policies=["policy"])
@@ -148,7 +150,7 @@ async def rig(
     async with contextlib.AsyncExitStack() as stack:
         urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
         gateway = Gateway(Parts(*config(*urls, **settings), TOPICS, signed, Metrics(), timings))
-        gateway_url = await stack.enter_async_context(serve(gateway.application))
+        gateway_url = await stack.enter_async_context(serve(around(gateway.application)))
         # Idle connections are dropped before the server does.
         connector = aiohttp.TCPConnector(keepalive_timeout=1)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, headers=by_host()))
