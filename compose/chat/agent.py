@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tracegrad.producers.runner.agent_environment import inherited, of_task
 from tracegrad.producers.runner.config import AgentConfig
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
@@ -44,23 +42,6 @@ with asyncio.Runner() as runner:
     print(json.dumps(told, default=str), file=out, flush=True)
 """
 """Standard library alone: it runs under the agent's own Python."""
-
-
-def with_folder(agent: AgentConfig, folder: Path) -> AgentConfig:
-    """The same agent, whose files lie in `folder` now as they lay in the folder that it runs in."""
-    before = Path(agent.cwd or os.getcwd())
-    here = folder.absolute()
-
-    def of(text: str, elsewhere: str) -> str:
-        path = Path(text)
-        is_below = path.is_absolute() and path.is_relative_to(before)
-        return str(here / path.relative_to(before)) if is_below else elsewhere
-
-    if agent.callable is None:
-        return msgspec.structs.replace(agent, command=tuple(of(one, one) for one in agent.argv), cwd=str(here))
-    file, _, name = agent.callable.rpartition(":")
-    found = of(file, str(here / Path(file).name))
-    return msgspec.structs.replace(agent, callable=f"{found}:{name}", cwd=str(here))
 
 
 class ChatAgent:
@@ -116,7 +97,7 @@ class ChatAgent:
             if not Path(path).exists():
                 raise ConfigurationError(
                     f"[agent]: expected {path}, which the run was trained with, got no such file; if it has moved, "
-                    "say where its folder is: --agent FOLDER"
+                    "put a link to it there"
                 )
         return subprocess.Popen(
             guarded(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(env), cwd=cwd, start_new_session=True

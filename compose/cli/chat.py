@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +32,6 @@ def chat(
     before: Annotated[
         bool, typer.Option("--before", help="Ask the model from before training too, and show both answers.")
     ] = False,
-    folder: Annotated[Path | None, typer.Option("--agent", help="The agent's folder, if it has moved.")] = None,
     as_json: JsonFlag = False,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
@@ -44,7 +42,7 @@ def chat(
 
     Example: tracegrad chat demo-1 "what is 12 by 7 minus 5?" --before
     """
-    from ..chat.agent import ChatAgent, with_folder
+    from ..chat.agent import ChatAgent
     from ..chat.relay import Relay
     from ..chat.talk import Talk
 
@@ -54,7 +52,6 @@ def chat(
         raise ConfigurationError(
             f"run {wiring.record.name} has no [agent] that could be asked; speak to its gateway: `tracegrad env`"
         )
-    agent = with_folder(agent, folder) if folder is not None else agent
     with ExitStack() as open_:
         sides, url, token, is_ours = _sides(wiring, version, before, open_)
         relay = open_.enter_context(Relay(url, token, lambda turn: talk.show_turn(turn), greedy=is_ours))

@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -56,13 +55,6 @@ Keep = Annotated[bool, typer.Option("--keep", help="Keep the processes running a
 Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"))]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Set any other key, such as --set trainer.lr=1e-5.")]
 Model = Annotated[str | None, typer.Option("--model", help=help_of("policy.model"))]
-
-
-class Form(StrEnum):
-    """How `env` prints."""
-
-    PLAIN = "plain"
-    SHELL = "shell"
 
 
 def demo(
@@ -181,9 +173,6 @@ def env(
     shell: Annotated[
         bool, typer.Option("--shell", help='Print export lines, for eval "$(tracegrad env --shell)".')
     ] = False,
-    form: Annotated[Form, typer.Option(help="plain: NAME=value, also for --env-file and .env; shell: --shell.")] = (
-        Form.PLAIN
-    ),
     as_json: JsonFlag = False,
     feedback: Annotated[
         bool, typer.Option("--feedback", help="For the program in which people rate answers; keep them from the agent.")
@@ -212,7 +201,7 @@ def env(
     if as_json:
         echo(json.dumps(found, indent=2))
     else:
-        echo("\n".join(env_lines(found, is_shell=shell or form is Form.SHELL)))
+        echo("\n".join(env_lines(found, is_shell=shell)))
 
 
 def env_lines(found: Mapping[str, str], *, is_shell: bool) -> list[str]:

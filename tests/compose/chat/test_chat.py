@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tracegrad.compose.chat.agent import ChatAgent, with_folder
+from tracegrad.compose.chat.agent import ChatAgent
 from tracegrad.compose.chat.relay import Relay, Turn, said, tool_results
 from tracegrad.compose.chat.talk import Side, Talk
 from tracegrad.compose.files import write_record
@@ -149,8 +149,8 @@ print(asyncio.run(solve(json.load(sys.stdin))))
 
 
 @pytest.mark.parametrize("kind", ["callable", "command"])
-def test_an_agent_that_has_moved_is_found_where_it_is_said_to_be(tmp_path: Path, model: Model, kind: str) -> None:
-    """By either form; else it is said what is missing, and how to say where it is."""
+def test_an_agent_that_has_moved_is_found_behind_a_link(tmp_path: Path, model: Model, kind: str) -> None:
+    """By either form; else it is said what is missing, and what to do."""
     old, new = tmp_path / "old", tmp_path / "new"
     new.mkdir()
     (new / "agent.py").write_text(AGENT if kind == "callable" else COMMAND)
@@ -160,18 +160,10 @@ def test_an_agent_that_has_moved_is_found_where_it_is_said_to_be(tmp_path: Path,
         "command": {"command": (sys.executable, file)},
     }
     agent = AgentConfig(cwd=str(old), python=sys.executable, **of_kind[kind])
-    with pytest.raises(ConfigurationError, match=r"expected \S+/old.*, got no such file.*--agent FOLDER"):
+    with pytest.raises(ConfigurationError, match=r"expected \S+/old.*, got no such file.*a link to it"):
         answer_of(agent, model)
-    assert answer_of(with_folder(agent, new), model).startswith("28")
-
-
-@pytest.mark.parametrize("folder", ["a", "b"])
-def test_a_file_below_the_agents_folder_stays_below_it(tmp_path: Path, folder: str) -> None:
-    """Where the folder has moved, and where it has not; a file from elsewhere is looked for by its name."""
-    below = AgentConfig(callable=f"{tmp_path}/a/sub/agent.py:solve", cwd=f"{tmp_path}/a")
-    assert with_folder(below, tmp_path / folder).callable == f"{tmp_path}/{folder}/sub/agent.py:solve"
-    beside = AgentConfig(callable=f"{tmp_path}/c/agent.py:solve", cwd=f"{tmp_path}/a")
-    assert with_folder(beside, tmp_path / folder).callable == f"{tmp_path}/{folder}/agent.py:solve"
+    old.symlink_to(new)
+    assert answer_of(agent, model).startswith("28")
 
 
 def test_two_versions_are_told_one_below_the_other(tmp_path: Path, model: Model) -> None:
