@@ -13,7 +13,7 @@
 What it is made of, and the start of it, is in run.py and store/resume.py.
 Invariant: a batch is consumed by one checkpoint, so no group is trained twice or skipped.
 On failure: FencedError, ConfigurationError, LogGapError, UnreadableError, DivergedError end the process for good;
-UnavailableError and OSError end it to be restarted, which resumes. By `[alarms] on` an alarm (schemas/alarms.py) ends
+UnavailableError and OSError end it to be restarted, which resumes. By `[alarms] on` an alarm (schemas/alarms/) ends
 it too, or holds it between two steps until it is stopped.
 """
 

@@ -41,8 +41,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 GONE = {
+    "--agent": "an agent whose files have moved is found behind a link at their old place",
     "--export": "open the episode in `tracegrad page`, and save or print it from the browser",
     "--figure": "the figures are on the terminal, and with --json in records",
+    "--form": "plain lines serve `docker run --env-file` and .env files, --shell prints export lines",
     "--from-file": "--from takes a time, from which on a history is read",
     "--kafka": "--source-dir names the folder of the source run",
     "--only": "a replay without --mode is folded alone, and by the same command with --mode trained on later",

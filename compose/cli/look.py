@@ -70,19 +70,8 @@ def status(
     lag, num_dead = _look_at(wiring, state) if is_up else (None, 0)
     results = results_of(state, run=wiring.record.name) if is_up else read_results(folder)
     if as_json:
-        fields = {
-            "run": wiring.record.name,
-            "folder": str(folder.path),
-            "is_running": is_up,
-            "state": run_is,
-            "outcome": outcome,
-            "results": results,
-            "dead_letters": num_dead,
-            "lag": lag,
-            "endpoints": wiring.endpoints,
-            "processes": [*state.supervised.values()],
-            "reports": [*state.reports.values()],
-        }
+        fields = _fields(wiring, state) | {"is_running": is_up, "state": run_is, "outcome": outcome}
+        fields |= {"results": results, "dead_letters": num_dead, "lag": lag}
         echo(msgspec.json.format(msgspec.json.encode(fields)).decode())
     else:
         echo(f"run {wiring.record.name} ({run_is}) in {folder.path}")
@@ -95,6 +84,17 @@ def status(
             lines.append(f"{num_dead} dead letters: `tracegrad tail dead_letters`")
         echo("\n".join(f"  {line}" for line in (*lines, *left_out_lines(state))))
     raise typer.Exit(0 if run_is in ("running", OutcomeKind.DONE) else 1)
+
+
+def _fields(wiring: Wiring, state: RunState) -> dict[str, object]:
+    """Of the run and its processes."""
+    return {
+        "run": wiring.record.name,
+        "folder": str(wiring.run_dir.path),
+        "endpoints": wiring.endpoints,
+        "processes": [*state.supervised.values()],
+        "reports": [*state.reports.values()],
+    }
 
 
 def _place_lines(wiring: Wiring, outcome: Outcome | None) -> list[str]:

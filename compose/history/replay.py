@@ -56,7 +56,7 @@ from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
 from ..run.show import Show
 from ..run.wiring import Wiring
-from .exports.import_files import disorder_ms
+from .exports.import_files import clock_rate
 from .history_model import load_told_calls
 from .rate_history import HistoryJudge, rating
 from .regrade import Regrader, check_grader, regrading
@@ -264,9 +264,7 @@ def _fold(
             folds[Stage.ASSEMBLE] = Assemble(rules, topics, metrics, told_calls=told_calls, judge=judge)
         reward = Rewarder(rules.air, metrics)
         again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward, judge=judge)
-        # Silence lasts idle_s, and as long as what ends it may be read later; twice, for the clock moves in steps.
-        idle_s = rules.streams.least_idle_s
-        rate = idle_s / (idle_s + 2 * disorder_ms(source.run_dir.path) / 1000)
+        rate = clock_rate(source.run_dir.path, idle_s := rules.streams.least_idle_s)
         refold = Refold(folds, again, rate_again, topics, history.recorded, idle_s=idle_s, clock_rate=rate)
         done = replay(
             history,

@@ -12,7 +12,7 @@ from statistics import fmean
 
 import msgspec
 
-from tracegrad.schemas.causes import Cause
+from tracegrad.schemas.alarms.causes import Cause
 from tracegrad.schemas.records.episodes import AIR_RULE
 from tracegrad.schemas.records.training import RatingDrop, TrainingStep
 from tracegrad.schemas.topics import Topic

@@ -17,8 +17,8 @@ import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.alarms import MemberOutcome, UntrainedGroups
+from tracegrad.schemas.alarms.causes import Causes
 from tracegrad.schemas.bounded import BoundedMap
-from tracegrad.schemas.causes import Causes
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record

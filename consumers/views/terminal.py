@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from tracegrad.schemas.alarms import NOTHING_TRAINS, alarm_text
-from tracegrad.schemas.causes import Cause
+from tracegrad.schemas.alarms.causes import Cause
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic

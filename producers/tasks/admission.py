@@ -28,8 +28,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from tracegrad.schemas.alarms import NOTHING_TRAINS
+from tracegrad.schemas.alarms.causes import Causes
 from tracegrad.schemas.beat import acknowledged, beat
-from tracegrad.schemas.causes import Causes
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
 from tracegrad.schemas.keys import original_key, policy_key, rollout_key

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tracegrad.schemas.alarms import MemberOutcome, UntrainedGroups
-from tracegrad.schemas.causes import Cause, Causes
+from tracegrad.schemas.alarms.causes import Cause, Causes
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.metrics import GROUPS_TAKEN
 from tracegrad.schemas.reasons import Reason

@@ -161,7 +161,7 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     """Trained tokens of a rollout, over those that have any."""
     length_max: int = 0
     alarms: tuple[str, ...] = ()
-    """Names of what goes wrong, by the run's last steps (`schemas/alarms.py`)."""
+    """Names of what goes wrong, by the run's last steps (`schemas/alarms/`)."""
     num_rows: int = 0
     """Rows that hold `num_tokens`, in the form of `[algorithm] rows`."""
     num_row_tokens: int = 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracegrad.schemas.causes import Cause, Causes
+from tracegrad.schemas.alarms.causes import Cause, Causes
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall

@@ -72,9 +72,11 @@ class ImportProgress(msgspec.Struct, kw_only=True):
         return f"{told}, up to {at}{lost}"
 
 
-def disorder_ms(folder: Path) -> int:
-    """Of a source's records, `behind_ms`; 0: no files were imported into it."""
-    return read_record(file, ImportProgress).behind_ms if (file := folder / "import.json").exists() else 0
+def clock_rate(folder: Path, idle_s: float) -> float:
+    """At which a replay of this source lets time pass: silence lasts `idle_s`, and as long as what ends it may be read
+    later; twice, for the clock moves in steps. 1: no files were imported into it."""
+    behind_ms = read_record(file, ImportProgress).behind_ms if (file := folder / "import.json").exists() else 0
+    return idle_s / (idle_s + 2 * behind_ms / 1000)
 
 
 def import_files(

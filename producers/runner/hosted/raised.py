@@ -1,8 +1,8 @@
 """How an exception of user code is told: its class, the line of the user's that it came through last, its message.
 
 Loaded by the hosts with the user's Python; imports only the standard library.
-In: an exception. Out: `grader raised KeyError at grade.py:9: 'x'`, which schemas/causes.py reads. Invariant: the line
-is of no installed package and not ours. Failure: none; where no line is the user's, none is told.
+In: an exception. Out: `grader raised KeyError at grade.py:9: 'x'`, which schemas/alarms/causes.py reads. Invariant:
+the line is of no installed package and not ours. Failure: none; where no line is the user's, none is told.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _as_sent(told: object, scope: str) -> object:
     return [{**item, "parts": [_with_text(part) for part in item.get("parts") or ()]} for item in items]
 
 
-def _with_text(part: object) -> object:
+def _with_text(part: Any) -> object:
     """A tool's result as ADK's LiteLlm sends it."""
     returned = part.get("response") if isinstance(part, dict) else None
     return {**part, "response": json.dumps(returned, ensure_ascii=False)} if isinstance(returned, dict) else part

@@ -19,7 +19,8 @@ from tracegrad.compose.files import write_record
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.run_dir import RunDir
-from tracegrad.compose.run.session import Onlookers
+from tracegrad.compose.run.session import Onlookers, ReportMaker
+from tracegrad.compose.run.session import _make_report as make_report
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.consumers.history.selection import terms_of
 from tracegrad.producers.llm_gateway.config import PolicyConfig
@@ -184,14 +185,15 @@ def test_a_replay_that_trained_says_what_next(
 ) -> None:
     """Its own curve is the source's, so the model has to be asked."""
 
-    def train(onlookers: Onlookers, *_: object, **__: object) -> int:
+    def train(onlookers: Onlookers, *_: object, report: ReportMaker, **__: object) -> int:
         (onlookers.wiring.run_dir.weights / "7c1f3e9a-v1-e1").mkdir(parents=True)
-        return 0
+        return make_report(report, onlookers.wiring, onlookers.show)
 
     monkeypatch.setattr(history, "supervise", train)
     monkeypatch.setattr(history, "with_start_model", lambda policy, *_: policy)
     status, told = replayed(tmp_path, {"mode": "offline"}, policy=PolicyConfig(model="/somewhere"))
     assert status == 0 and "what next:" in told.lines
+    assert "trained on 0 groups in 0 steps" in told.lines
 
 
 def test_what_was_left_out_is_told_at_the_end(runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path) -> None:

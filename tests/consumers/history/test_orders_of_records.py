@@ -11,6 +11,7 @@ from tests.streams.make import TOPICS, agent_span, config, otlp, tool_span
 from tracegrad.consumers.history import refold as refolding
 from tracegrad.consumers.history.recorded import RecordedEpisodes
 from tracegrad.consumers.history.refold import Refold
+from tracegrad.schemas.fold import Output
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.topics import STREAMS, Stage, Topic
 from tracegrad.streams.config import SelectConfig
@@ -46,7 +47,8 @@ def episodes(read: list[Piece]) -> tuple[list[bytes], int]:
     rules = config(select=SelectConfig(capture_all=True), idle_s=10.0)
     folds = {stage: build_fold(stage, rules, TOPICS) for stage in STREAMS}
     refold = Refold(folds, lambda *_: (), lambda episode, _: episode, TOPICS, RecordedEpisodes())
-    outputs, most = [], 0
+    outputs: list[Output] = []
+    most = 0
     for offset, piece in enumerate(read):
         outputs += refold.fold(
             Record(

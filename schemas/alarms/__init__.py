@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median, variance
 from typing import NamedTuple
 
-from .reasons import Reason, row_of
-from .records.episodes import Episode, why_excluded
-from .records.training import TrainingStep
+from ..reasons import Reason, row_of
+from ..records.episodes import Episode, why_excluded
+from ..records.training import TrainingStep
 
 NOTHING_TRAINS = "nothing_trains"
 IN_A_ROW = 3

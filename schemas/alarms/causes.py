@@ -15,10 +15,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from .reasons import Reason, row_of
-from .records.calls import Purpose
-from .records.episodes import Episode, why_excluded
-from .records.rollouts import RolloutState
+from ..reasons import Reason, row_of
+from ..records.calls import Purpose
+from ..records.episodes import Episode, why_excluded
+from ..records.rollouts import RolloutState
 
 _RAISED = re.compile(r"(grader|agent) raised (\w+(?: at .+?:\d+)?): ?(.*)", re.DOTALL)
 """As the runner's hosts write it (producers/runner/hosted/raised.py)."""
