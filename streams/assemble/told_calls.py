@@ -14,7 +14,7 @@ same agent here, or the user's; they are never guessed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -24,7 +24,7 @@ from tracegrad.schemas.ids import CallId, RunHash
 from tracegrad.schemas.metrics import TOLD_CALLS, Metrics
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import SamplingParameters
-from tracegrad.schemas.records.facts import CallFact, SpanFact, told_fact
+from tracegrad.schemas.records.facts import CallFact, SpanFact, ToolStatus, told_fact
 from tracegrad.schemas.records.tokens import CallTokens, ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToolDefinition
 from tracegrad.schemas.records.versions import VersionSpan
@@ -67,6 +67,9 @@ class ToldCalls:
         told = _one_a_call(self._by_span(facts), tree)
         agents = {key: _agent_of(key, tree) for key in told}
         chosen = {key: call for key, call in told.items() if self._is_chosen(call, agents[key], tree)}
+        ended = {status: {it.tool_call_id for it in spans if it.tool_status is status} for status in ToolStatus}
+        succeeded = ended[ToolStatus.SUCCEEDED] - ended[ToolStatus.FAILED]
+        chosen = {key: _with_results(call, succeeded) for key, call in chosen.items()}
         found = self._with_tools(chosen, agents)
         superseded = _superseded(found, agents)
         # Of several at one time, as clocks of seconds tell it, the one whose prompt holds the others' answers is later.
@@ -198,6 +201,13 @@ def _overlap(one: ToldCall, other: ToldCall) -> bool:
 
 def _is_whole(call: ToldCall) -> bool:
     return call.messages is not None and call.answer is not None
+
+
+def _with_results(call: ToldCall, succeeded: Container[str | None]) -> ToldCall:
+    """Who rewrites failures has told a result as it was sent where the tool's span says that it ended well."""
+    has_failures = any(it.role == "tool" and it.tool_call_id not in succeeded for it in call.messages or ())
+    lacks = tuple(reason for reason in call.lacks if has_failures or reason != Reason.FAILURE_REWRITTEN)
+    return msgspec.structs.replace(call, lacks=lacks)
 
 
 def _superseded(calls: Mapping[SpanKey, ToldCall], agents: Mapping[SpanKey, str | None]) -> set[SpanKey]:

@@ -7,6 +7,7 @@ with `[history]` makes of them, by the scripted engine's template; beside them t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -89,24 +90,27 @@ def reasons(recording: Recording, model: Path, tools: AgentTools | None = None) 
     return Counter(call.masked for episode in told_episodes(recording, model, tools=tools) for call in episode.calls)
 
 
+def shares(model: Path, tell: Callable[[str], None] = lambda line: None) -> Counter[str]:
+    """Of all recordings the calls: made, told, with content, and how many train without and with a file of tools."""
+    found = Counter[str]()
+    for recording in map(load, captured()):
+        without, with_file = reasons(recording, model), reasons(recording, model, true_tools(recording))
+        tell(f"{recording.name:48}{len(recording.calls):5}{without.total():5}  {dict(without)}  {dict(with_file)}")
+        found += Counter(
+            calls=len(recording.calls),
+            told=without.total(),
+            content=sum(num for reason, num in without.items() if reason not in UNTOLD),
+            without=without[Reason.TEXT],
+            with_file=with_file[Reason.TEXT],
+        )
+    return found
+
+
 def main() -> None:
     """Prints, of each, how many calls were made, how many are told, and why they train or do not: without a file of
-    tools, and with one; of all that tell content, how many train."""
-    shares = Counter[str]()
+    tools, and with one; of all, how many train."""
     with TemporaryDirectory() as folder:
-        model = write_model_folder(Path(folder))
-        for path in captured():
-            recording = load(path)
-            without, with_file = reasons(recording, model), reasons(recording, model, true_tools(recording))
-            print(f"{recording.name:48}{len(recording.calls):5}{without.total():5}  {dict(without)}  {dict(with_file)}")
-            shares += Counter(
-                calls=len(recording.calls),
-                told=without.total(),
-                content=sum(num for reason, num in without.items() if reason not in UNTOLD),
-                without=without[Reason.TEXT],
-                with_file=with_file[Reason.TEXT],
-            )
-    print(dict(shares))
+        print(dict(shares(write_model_folder(Path(folder)), print)))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ a span may hold. Invariant: a call without `lacks` is whole: prompt, answer and 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 import msgspec
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
@@ -124,15 +125,11 @@ def _call(content: CallContent, of: Span | LogRecord, scope: str, started_ns: in
 
 
 def _in_rows(messages: Iterable[ChatMessage] | None) -> tuple[ChatMessage, ...] | None:
-    rows: list[ChatMessage] = []
-    for one in messages or ():
-        texts = [one.content or ""]  # an empty text is not told
-        before = rows.pop() if rows and rows[-1].role == one.role else None
-        if before is not None:
-            texts.insert(0, before.content or "")
-        others = one.num_other_parts + (before.num_other_parts if before is not None else 0)
-        rows.append(msgspec.structs.replace(one, content="\n".join(texts), num_other_parts=others))
-    return tuple(rows) or None
+    made = []
+    for role, row in groupby(messages or (), key=lambda message: message.role):
+        contents, others = zip(*((one.content or "", one.num_other_parts) for one in row), strict=True)
+        made.append(ChatMessage(role=role, content="\n".join(contents), num_other_parts=sum(others)))
+    return tuple(made) or None
 
 
 def _whole(pairs: Iterable[KeyValue]) -> dict[str, AttributeValue]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 
 def _full(scope: str) -> str:
-    start, _, rest = scope.partition(".")
-    named = {"oi": "openinference.instrumentation.", "otel": "opentelemetry.instrumentation."}
-    return named[start] + rest if start in named else scope
+    return scope.replace("oi.", "openinference.instrumentation.").replace("otel.", "opentelemetry.instrumentation.")
 
 
 _ALWAYS = (

@@ -209,6 +209,34 @@ def test_tools_that_nobody_told_are_those_of_the_agents_other_call_or_of_the_fil
     assert said(told(bare, file={"boss": ()})) == [("3", Reason.NO_TOOLS_TOLD)]
 
 
+@pytest.mark.parametrize(
+    ("ends", "masked"),
+    [
+        ([{"gen_ai__tool__call__result": "4"}], Reason.TEXT),
+        ([{"status": 2}], Reason.FAILURE_REWRITTEN),
+        ([{"gen_ai__tool__call__result": "4"}, {"status": 2}], Reason.FAILURE_REWRITTEN),
+        ([], Reason.FAILURE_REWRITTEN),
+    ],
+    ids=["succeeded", "failed", "told both ways", "has no span"],
+)
+def test_a_result_counts_as_it_was_sent_where_only_failures_are_rewritten(ends: list[Any], masked: str) -> None:
+    """If the tool's span says that it ended well: pydantic-ai and AI SDK 7 send a failure in other words."""
+    asked = {"role": "assistant", "parts": [{"type": "tool_call", "id": "c1", "name": "calc", "arguments": {}}]}
+    result = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "4"}]}
+    answer = {"role": "assistant", "parts": [{"type": "text", "content": "4"}], "finish_reason": "stop"}
+    attributes = {
+        "gen_ai__operation__name": "chat",
+        "gen_ai__request__model": "gpt-4o",
+        "gen_ai__input__messages": json.dumps([{"role": "user", "content": ASK}, asked, result]),
+        "gen_ai__output__messages": json.dumps([answer]),
+    }
+    last = span(TRACE, 9, "chat", at=90, parent=1, **attributes)
+    tools = [
+        tool_span(TRACE, n, parent=1, at=20 + n, gen_ai__tool__call__id="c1", **end) for n, end in enumerate(ends, 2)
+    ]
+    assert said(told(request(agent_span(TRACE, 1, "clerk"), *tools, last, scope="pydantic-ai"))) == [("4", masked)]
+
+
 def test_an_answer_that_met_the_token_limit_is_masked_as_any_other() -> None:
     """The policy would not have ended there."""
     assert said(told(request(chat(2, finish="length")))) == [("3", Reason.TRUNCATED)]
