@@ -224,7 +224,7 @@ def test_a_result_counts_as_it_was_sent_where_only_failures_are_rewritten(ends: 
     asked = {"role": "assistant", "parts": [{"type": "tool_call", "id": "c1", "name": "calc", "arguments": {}}]}
     result = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "4"}]}
     answer = {"role": "assistant", "parts": [{"type": "text", "content": "4"}], "finish_reason": "stop"}
-    attributes = {
+    attributes: dict[str, Any] = {
         "gen_ai__operation__name": "chat",
         "gen_ai__request__model": "gpt-4o",
         "gen_ai__input__messages": json.dumps([{"role": "user", "content": ASK}, asked, result]),
