@@ -185,8 +185,8 @@ def _column(field: pa.Field, summary: GroupSummary, rows: Sequence[SegmentRow]) 
     values = [getattr(row, field.name) for row in rows]
     if not pa.types.is_list(field.type):
         return pa.array(values, field.type)
-    # Counted in int64: Arrow then refuses more tokens than its int32 offsets hold, where numpy would wrap.
-    offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    # Counted by Python: Arrow then refuses more tokens than its int32 offsets hold, where numpy would wrap.
+    offsets = [*itertools.accumulate(map(len, values), initial=0)]
     tokens = np.concatenate(values) if values else []
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(tokens, field.type.value_type))
 

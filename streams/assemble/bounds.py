@@ -123,7 +123,7 @@ class Strays:
         return sum(map(len, self._sizes))
 
     def __contains__(self, episode_id: str) -> bool:
-        return any(episode_id in sizes for sizes in self._sizes)
+        return episode_id in self._sizes[False] or episode_id in self._sizes[True]
 
     def add_trace(self, episode_id: str, num_bytes: int, *, is_proved: bool) -> None:
         """One that is silent no longer, and holds so many bytes in all."""
