@@ -12,7 +12,7 @@ RUNS := tests/e2e tests/compose
 INSTALL = test -n "$(PYTHON3)" || { echo "tracegrad: expected python3 on PATH, got none; install Python 3.11" >&2; exit 2; }; \
 	"$(PYTHON3)" "$(ROOT)requirements/install.py"
 
-.PHONY: help demo test test-all owed tested mutants suite runs env check fast lint types clean
+.PHONY: help demo test test-all owed tested mutants collector suite runs env check fast lint types clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' "$(ROOT)Makefile" | sed 's/:.*## /\t/' | expand -t 10
 
@@ -38,6 +38,9 @@ tested:  ## write this commit as the one on which all tests were green last
 
 mutants: env  ## bring old faults back, one at a time: does a test turn red (tests/mutants)
 	@cd "$(ROOT)" && $(PYTHON) -m tests.mutants.run $(ARGS)
+
+collector:  ## build the OpenTelemetry Collector of the end-to-end tests, once; asks go and its proxy
+	@cd "$(ROOT)" && "$(PYTHON3)" -m tests.collector.build
 
 # What tests of whole runs do is half waiting for processes: with all of compose they run beside the others.
 suite:

@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.collector.build import NO_COLLECTOR
 from tests.memory_log import MemoryLog
 from tests.tiers import ROOT, is_left_out
 from tracegrad.compose.kafka.client_settings import KafkaConfig
@@ -103,7 +104,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """In CI a skip or an expected failure is a failure: what was not run was not seen to work."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") and reporter is not None:
-        unseen = [word for word in ("skipped", "xfailed", "xpassed") if reporter.stats.get(word)]
+        words, stats = ("skipped", "xfailed", "xpassed"), reporter.stats
+        unseen = [word for word in words if not all(map(_is_forgiven, stats.get(word, ())))]
         if unseen and session.exitstatus == pytest.ExitCode.OK:
             reporter.write_line(f"CI: {', '.join(unseen)} tests count as failures")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _is_forgiven(report: pytest.TestReport) -> bool:
+    """Whether CI passes without it: a Collector can be built where go is, and from no package index be had."""
+    why = report.longrepr
+    return isinstance(why, tuple) and why[2].startswith(f"Skipped: {NO_COLLECTOR}")

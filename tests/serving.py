@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
 import socket
 import threading
 import time
@@ -25,11 +23,6 @@ T = TypeVar("T")
 
 ENGINE_TOKEN = "the-engines-own"
 """What an engine of the tests may ask for; their gateways show it to every engine."""
-
-
-def collector_binary() -> str | None:
-    """An OpenTelemetry Collector of this machine."""
-    return os.environ.get("TRACEGRAD_COLLECTOR") or shutil.which("otelcol") or shutil.which("otelcol-contrib")
 
 
 def free_port() -> int:

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.collector.build import NO_COLLECTOR, NoCollector, find_or_build
 from tests.e2e.chaos_run import ChaosRun, drive_to_the_end, make_run
-from tests.serving import collector_binary
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where there is no Collector, its tests are left out, also if they are named: in CI a skip would be a failure."""
-    left_out = [] if collector_binary() else [item for item in items if item.path.name == "test_collector.py"]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+@pytest.fixture(scope="session")
+def otelcol() -> Path:
+    """A Collector, built now where it was not built before; where that cannot be, its tests are skipped."""
+    try:
+        return find_or_build(within_s=1200)
+    except NoCollector as error:
+        pytest.skip(f"{NO_COLLECTOR}: {error}")
 
 
 @pytest.fixture(scope="session")

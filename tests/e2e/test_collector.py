@@ -1,36 +1,29 @@
-"""The configurations of docs/collector.md, run by a real Collector: as tee, as source, as reader.
-
-Needs a Collector with otlp and kafka receivers, and otlphttp and kafka exporters: TRACEGRAD_COLLECTOR, or `otelcol` or
-`otelcol-contrib` on PATH. No package index has one, so where there is none these tests are not collected (conftest.py).
-"""
+"""The configurations of docs/collector.md, run by a real Collector: as tee, as source, as reader."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.collector.running import collector, configurations, export
 from tests.producers.otlp_gateway.bodies import request_of, span_ids
 from tests.producers.runner.rig import Rig
-from tests.serving import collector_binary, free_port, until
+from tests.serving import until
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.topics import Topic, Topics
 
-COLLECTOR = collector_binary()
-pytestmark = [pytest.mark.e2e, pytest.mark.kafka]
-DOC = Path(__file__).parents[2] / "docs" / "collector.md"
+pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.timeout(1500)]
 TRACE = bytes.fromhex("77" * 16)
 """Of no runner."""
-TEE, SOURCE, READER = re.findall(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
+TEE, SOURCE, READER = configurations("collector.md")
+for config in (TEE, READER):
+    # Bodies as they are, so that the test can read them.
+    config["exporters"]["otlphttp/present"]["compression"] = "none"
 BODY = request_of([(TRACE, number) for number in range(1, 6)]).SerializeToString()
 EXPECTED = [(TRACE.hex(), number) for number in range(1, 6)]
 
@@ -67,61 +60,39 @@ def backend() -> Iterator[Backend]:
     made.server.server_close()
 
 
-@contextlib.contextmanager
-def collector(config: str, folder: Path, **variables: str) -> Iterator[str]:
-    """Runs it; the URL of its OTLP receiver over HTTP."""
-    file, port = folder / "collector.yaml", free_port()
-    # Bodies as they are, so that the test can read them.
-    file.write_text(config.replace('"${env:PRESENT_OTLP}"}', '"${env:PRESENT_OTLP}", compression: none}'))
-    environ = {"COLLECTOR_GRPC": f"127.0.0.1:{free_port()}", "COLLECTOR_HTTP": f"127.0.0.1:{port}", **variables}
-    assert COLLECTOR is not None
-    with (folder / "collector.log").open("wb") as log:
-        process = subprocess.Popen([COLLECTOR, "--config", str(file)], env=os.environ | environ, stderr=log)
-    try:
-        until(lambda: b"Everything is ready" in (folder / "collector.log").read_bytes(), what="the Collector")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def export(url: str) -> None:
-    """Five spans."""
-    answer = httpx.post(url + "/v1/traces", content=BODY, headers={"content-type": "application/x-protobuf"})
-    assert answer.status_code == 200
-
-
 def on_topic(log: KafkaLog, topics: Topics) -> list[tuple[str, int]]:
     """The spans there."""
     return span_ids(record.value or b"" for record in read_to_end(log, topics.name(Topic.OTLP_SPANS)))
 
 
 def test_as_tee_both_get_every_span(
-    kafka_log: KafkaLog, fresh_topics: Topics, backend: Backend, tmp_path: Path
+    kafka_log: KafkaLog, fresh_topics: Topics, backend: Backend, otelcol: Path, tmp_path: Path
 ) -> None:
     """The present backend and the gateway."""
     with Rig(kafka_log, fresh_topics) as rig:
         rig.start_otlp()
-        with collector(TEE, tmp_path, PRESENT_OTLP=backend.url, TRACEGRAD_OTLP=rig.otlp_url) as url:
-            export(url)
+        with collector(otelcol, TEE, tmp_path, PRESENT_OTLP=backend.url, TRACEGRAD_OTLP=rig.otlp_url) as url:
+            export(url, BODY)
             until(lambda: span_ids(backend.bodies) == EXPECTED and on_topic(kafka_log, fresh_topics) == EXPECTED)
 
 
-def test_as_source_it_writes_the_topic(kafka_log: KafkaLog, fresh_topics: Topics, broker: str, tmp_path: Path) -> None:
+def test_as_source_it_writes_the_topic(
+    kafka_log: KafkaLog, fresh_topics: Topics, broker: str, otelcol: Path, tmp_path: Path
+) -> None:
     """Without our gateway."""
     names = {"SPANS_TOPIC": fresh_topics.name(Topic.OTLP_SPANS), "LOGS_TOPIC": fresh_topics.name(Topic.OTLP_LOGS)}
-    with collector(SOURCE, tmp_path, KAFKA_BROKERS=broker, **names) as url:
-        export(url)
+    with collector(otelcol, SOURCE, tmp_path, KAFKA_BROKERS=broker, **names) as url:
+        export(url, BODY)
         until(lambda: on_topic(kafka_log, fresh_topics) == EXPECTED)
 
 
 def test_as_reader_it_hands_on_what_the_gateway_wrote(
-    kafka_log: KafkaLog, fresh_topics: Topics, broker: str, backend: Backend, tmp_path: Path
+    kafka_log: KafkaLog, fresh_topics: Topics, broker: str, backend: Backend, otelcol: Path, tmp_path: Path
 ) -> None:
     """To the present backend."""
     with Rig(kafka_log, fresh_topics) as rig:
         rig.start_otlp()
-        export(rig.otlp_url)
+        export(rig.otlp_url, BODY)
         names = {"SPANS_TOPIC": fresh_topics.name(Topic.OTLP_SPANS)}
-        with collector(READER, tmp_path, KAFKA_BROKERS=broker, PRESENT_OTLP=backend.url, **names):
+        with collector(otelcol, READER, tmp_path, KAFKA_BROKERS=broker, PRESENT_OTLP=backend.url, **names):
             until(lambda: span_ids(backend.bodies) == EXPECTED)
