@@ -29,17 +29,30 @@ class NoCollector(Exception):
     """It cannot be built here."""
 
 
+def find() -> Path:
+    """The binary that was built of this manifest; TRACEGRAD_COLLECTOR names another. Raises NoCollector."""
+    binary = Path(os.environ.get("TRACEGRAD_COLLECTOR") or _place(MANIFEST.read_text())[1])
+    if not binary.exists():
+        raise NoCollector(f"expected {binary}, which `make collector` builds where go is; got none")
+    return binary
+
+
+def _place(manifest: str) -> tuple[str, Path]:
+    """Version and binary."""
+    found = re.search(r"(?m)^  version: (\S+)$", manifest)
+    assert found is not None
+    return found[1], CACHE / f"{found[1]}-{hashlib.sha256(manifest.encode()).hexdigest()[:8]}" / "otelcol"
+
+
 def find_or_build(within_s: float) -> Path:
-    """The binary; TRACEGRAD_COLLECTOR names another. Blocks while it is built. Raises NoCollector."""
+    """As `find`; blocks while it is built. Raises NoCollector."""
     if given := os.environ.get("TRACEGRAD_COLLECTOR"):
         return Path(given)
     manifest = MANIFEST.read_text()
-    found = re.search(r"(?m)^  version: (\S+)$", manifest)
-    assert found is not None
-    binary = CACHE / f"{found[1]}-{hashlib.sha256(manifest.encode()).hexdigest()[:8]}" / "otelcol"
+    version, binary = _place(manifest)
     if binary.exists():
         return binary
-    go, builder = shutil.which("go"), f"{_BUILDER}@v{found[1]}"
+    go, builder = shutil.which("go"), f"{_BUILDER}@v{version}"
     if go is None:
         raise NoCollector("expected go on PATH, got none; install Go, or name a Collector by TRACEGRAD_COLLECTOR")
     binary.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +68,7 @@ def find_or_build(within_s: float) -> Path:
         (Path(folder) / "manifest.yaml").write_text(manifest.replace("dist:\n", "dist:\n  output_path: made\n"))
         # The builder's own go.mod comes with `go mod tidy`, which also asks the proxy for what the tests of components
         # need; not every proxy has that.
-        modules = [*re.findall(r"gomod: (.+)", manifest), f"go.opentelemetry.io/collector/otelcol v{found[1]}"]
+        modules = [*re.findall(r"gomod: (.+)", manifest), f"go.opentelemetry.io/collector/otelcol v{version}"]
         (made / "go.mod").write_text("module otelcol\ngo 1.25\n" + "".join(f"require {one}\n" for one in modules))
         for command in commands:
             status, said = _run(command, folder, end - time.monotonic())

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.collector.build import NO_COLLECTOR, NoCollector, find_or_build
+from tests.collector.build import NO_COLLECTOR, NoCollector, find
 from tests.e2e.chaos_run import ChaosRun, drive_to_the_end, make_run
 
 
 @pytest.fixture(scope="session")
 def otelcol() -> Path:
-    """A Collector, built now where it was not built before; where that cannot be, its tests are skipped."""
+    """The Collector that `make collector` built; where it did not, its tests are skipped: it takes minutes."""
     try:
-        return find_or_build(within_s=1200)
+        return find()
     except NoCollector as error:
         pytest.skip(f"{NO_COLLECTOR}: {error}")
 

@@ -16,7 +16,8 @@ from tests.compose.history.test_foreign_kafka import episodes_of
 from tests.compose.kafka.reading import new_topic
 from tests.fake_engine.model_folder import write_model_folder
 from tests.frameworks.fixture import FIXTURES, Recording, load
-from tests.frameworks.told_history import Words, told_episodes, true_calls, true_words, words
+from tests.frameworks.told_history import Words, told_episodes, true_words, words
+from tests.frameworks.true_requests import true_calls
 from tests.serving import until
 from tests.streams.make import span
 from tests.streams.normalize.rows_of_told_calls import GENAI, OI, OTEL
