@@ -100,7 +100,7 @@ def test_commands_that_read_topics_open_the_broker_of_a_run_that_has_ended(
         app([*command, "--run", str(run_dir.path)], standalone_mode=False)
     told = capsys.readouterr()
     assert told.err.count("starting the broker of run test, which has ended") == 2
-    assert told.out.count(", made of ") == 2
+    assert told.out.count(" Episode episode_id=") == 2
     assert re.search(r"test\.episodes +\d+ partitions +6 records", told.out)
     port = port_of(run_dir.endpoints.bootstrap_servers)
     assert is_free(port)
