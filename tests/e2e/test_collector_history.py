@@ -187,9 +187,12 @@ def test_topics_that_a_collector_wrote_become_all_episodes(
 def test_files_that_a_collector_wrote_become_the_same_episodes(
     form: str, written: Written, history: Path, of_topics: dict[str, Episode], tmp_path: Path
 ) -> None:
-    """Lines of JSON over several files, messages behind lengths, packed each or together; the last by way of Kafka."""
+    """Lines of JSON over several files, messages behind lengths, packed each or together; the last by way of Kafka's
+    partitions, in no order of time: an episode of several traces bears the id of the one that was read first."""
     assert (len([*(written.folder / form).iterdir()]) > 1) is (form == "rotated-json")
-    assert replay(f"files:{written.folder / form}", history, tmp_path) == of_topics
+    found = replay(f"files:{written.folder / form}", history, tmp_path)
+    assert in_words(found.values()) == in_words(of_topics.values())
+    assert form == "native-zstd" or found == of_topics
 
 
 MAIL, CARD = "ann@example.com", "4111 1111 1111 1111"
