@@ -106,8 +106,8 @@ class AlarmsConfig(Section, frozen=True, kw_only=True):
     on: Literal["warn", "pause", "stop"] | None = None
     """At the first step at which an alarm holds: a line in the log and on the terminal; besides, `pause`: nothing more
     is trained while all else serves, until the run is stopped and started again; or `stop`: the run ends with status 1.
-    The step is kept, and the same command goes on after it. None: `warn`, but a cause that no training can mend, such
-    as a grader that always raises, ends the run with status 78 (docs/watching.md)."""
+    The step is kept, and the same command goes on after it. But for `warn`, a cause that no training can mend, such as
+    a grader that always raises, ends the run with status 78 (docs/watching.md). Not set: else as `warn`."""
     rollback_window: Whole | None = None
     """Scored conversations, at least, of the newest versions, and of those before them: where the newest are worse
     beyond chance, the trainer rolls back to the last version before. 0: never; None: 500 where the run trains on

@@ -74,8 +74,8 @@ def _bug_text(error: Exception) -> str:
     handle, file = tempfile.mkstemp(prefix="tracegrad-", suffix=".traceback", text=True)
     with open(handle, "w", encoding="utf-8") as out:
         out.write(whole)
-    what = f"{type(error).__name__} at {Path(at.filename).name}:{at.lineno}"
-    return f"tracegrad: a bug of ours: {what}: {error}; please report it with {file} (TRACEGRAD_DEBUG=1 prints that)"
+    what = f"{type(error).__name__} at {Path(at.filename).name}:{at.lineno}: {' '.join(str(error).split())[:300]}"
+    return f"tracegrad: a bug of ours: {what}; please report it with {file} (TRACEGRAD_DEBUG=1 prints that)"
 
 
 def main() -> None:

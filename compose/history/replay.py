@@ -199,7 +199,7 @@ def _say_untrained(into: Wiring, show: Show) -> int:
 
 
 def _report(into: Wiring, show: Show) -> bool:
-    """How many groups were trained on, why others were not, and what came of it."""
+    """How many groups were trained on, why others were not, and what came of it: whether anything."""
     topic = into.topics.name(Topic.TRAINING_STEPS)
     found = decoded(read_to_end(into.log(), topic), {topic: TRAINING_STEPS})
     steps = [step for _, step in found if isinstance(step, TrainingStep)]
@@ -210,7 +210,7 @@ def _report(into: Wiring, show: Show) -> bool:
     show.result("trained", {"groups": num, **why}, lines)
     model = newest_folder(into.run_dir.weights)
     show.result("model", {"folder": model}, [f"model: {model or 'none was published'}"])
-    return True
+    return not steps or any(step.is_updated for step in steps)
 
 
 @contextlib.contextmanager

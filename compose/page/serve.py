@@ -17,6 +17,7 @@ from tracegrad.producers.asgi import serve
 from tracegrad.schemas.errors import TracegradError
 
 from ..loopback import LOOPBACK
+from ..run.report import causes_lines, read_results
 from ..run.view_state import run_state
 from ..run.wiring import Wiring
 from .page_broker import keep_broker
@@ -32,6 +33,7 @@ _GRACE_S = 1
 def board_of(wiring: Wiring, *, is_live: bool) -> Board:
     """What the views look at, empty; of a run that has ended without its log, whose broker is not there yet."""
     settings, replayed = wiring.settings, wiring.run_dir.replayed
+    results = None if is_live else read_results(wiring.run_dir)
     about = RunInfo(
         name=wiring.record.name,
         hash=wiring.record.hash,
@@ -42,6 +44,7 @@ def board_of(wiring: Wiring, *, is_live: bool) -> Board:
         groups_per_step=settings.trainer.groups_per_step,
         concurrency=settings.agent.concurrency if settings.agent else None,
         replays=replayed.source if replayed is not None else None,
+        causes=causes_lines(results) if results is not None and not results.version else (),
     )
     return Board(
         about,

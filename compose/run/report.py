@@ -96,7 +96,8 @@ def _make_results(wiring: Wiring, show: Show, *, patience_s: float) -> None:
     write_record(folder / _RESULTS, results)
     fields = msgspec.to_builtins(results)
     fields.pop("curves")
-    show.result("results", fields, results_lines(results))
+    has_begun = results.steps or results.held_out
+    show.result("results", fields, results_lines(results) if has_begun else ["no step was taken"])
 
 
 def read_results(run_dir: RunDir) -> Results | None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import datetime
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -227,7 +228,7 @@ class RunDir:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Keeps why the run ended, for whoever looks at it later."""
-        write_record(self._outcome_file, outcome)
+        write_record(self._outcome_file, msgspec.structs.replace(outcome, at_ms=int(1000 * time.time())))
 
     @property
     def starts(self) -> dict[TopicPartition, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -278,9 +279,9 @@ def _ended_otherwise(outcome: Outcome, wiring: Wiring, show: Show) -> int:
 
 def watch_steps(wiring: Wiring, show: Show) -> Watcher:
     """The live view of a training run."""
-    return Watcher(
-        wiring.log(), wiring.topics, run_state(wiring), _step_lines(wiring), show.event, begin=wiring.run_dir.starts
-    )
+    state = run_state(wiring)
+    state.causes_since_ms = int(1000 * time.time())
+    return Watcher(wiring.log(), wiring.topics, state, _step_lines(wiring), show.event, begin=wiring.run_dir.starts)
 
 
 def _step_lines(wiring: Wiring) -> StepLines:

@@ -54,6 +54,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     exit_status: int | None = None
     """Of the process that was fatal, 78 where no start of it can work; None when it never ran."""
+    at_ms: int = 0
+    """When, by the supervisor's clock; 0: an earlier release did not say."""
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,6 +55,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Agents at once; None: nobody starts any."""
     replays: str | None = None
     """The folder of the run whose history it trains on."""
+    causes: Sequence[str] = ()
+    """Of a run that has ended and has learned nothing: why."""
 
 
 class ViewQuery(NamedTuple):

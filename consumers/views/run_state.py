@@ -58,6 +58,10 @@ _IDS = 100_000
 class RunState:
     """The fold of one policy's run. One thread at a time."""
 
+    causes_since_ms = 0
+    """Causes are of records that were written then or later: who starts a run again may have mended it."""
+    _at_ms = 0
+
     def __init__(self, topics: Topics, run: RunHash, policy: str, *, root: str = "", remembered: int = _IDS) -> None:
         """
         Args:
@@ -152,6 +156,7 @@ class RunState:
         """Takes one record, read at `now_s`; a topic that says nothing about the run's looks is passed over."""
         if record.topic in self._folds:
             decode, fold = self._folds[record.topic]
+            self._at_ms = record.timestamp_ms
             with contextlib.suppress(RecordError):
                 fold(decode(record.value))
             if self.first_sign_s is None and (self.first_span or self.first_call or self.first_upstream_call):
@@ -207,7 +212,8 @@ class RunState:
         if episode.rollout_id is not None:
             self._final[episode.rollout_id] = None
             self._given_up.pop(episode.rollout_id, None)
-        self.causes.add_episode(episode)
+        if self._at_ms >= self.causes_since_ms:
+            self.causes.add_episode(episode)
         if episode.purpose is Purpose.VALIDATION:
             return
         members = (*self._members.get(group.id, ()), MemberOutcome.of(episode, self._policy))

@@ -11,7 +11,6 @@ a run only if no training can mend it, and only where it is that of every attemp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 import msgspec
 
@@ -60,7 +59,9 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 def _cause_of(episode: Episode, policy: str) -> _Found | None:
     """Why an attempt that ended has nothing to train on, or may have too little; None: nothing stands on it."""
     excluded, error, unscored = why_excluded(episode, policy), episode.error or "", episode.unscored
-    raised = _RAISED.match(error) if excluded == Reason.NO_CALLS or not unscored else _RAISED.match(unscored)
+    # Without a call of the policy the agent is nearer to the cause than its grader.
+    said = (error,) if excluded == Reason.NO_CALLS else (unscored, error)
+    raised = next(filter(None, map(_RAISED.match, said)), None)
     if raised is not None:
         reason, is_paid = _BY[raised[1]], any(one.value > 0 for call in episode.calls for one in call.rewards)
         is_of_model = reason == Reason.AGENT_RAISED and (is_paid or bool(_OF_THE_MODEL.search(raised[2].split()[0])))
@@ -95,15 +96,13 @@ class Causes:
         reason, key, example, stops = found
         if (reason, key) not in self._counts and len(self._counts) >= _MAX_CAUSES:
             key, example = "", ""
-        known = self._counts.get((reason, key))
-        if known is None:
-            example = example[:_MAX_EXAMPLE]
-            known = Cause(reason=reason, key=key, example=example, attempts=0, of=0, stops=stops)
+        first = Cause(reason=reason, key=key, example=example[:_MAX_EXAMPLE], attempts=0, of=0, stops=stops)
+        known = self._counts.setdefault((reason, key), first)
         self._counts[reason, key] = msgspec.structs.replace(known, attempts=known.attempts + 1)
 
     def found(self) -> list[Cause]:
         """The commonest first."""
-        known: Iterable[Cause] = sorted(self._counts.values(), key=lambda one: (-one.attempts, one.reason, one.key))
+        known = sorted(self._counts.values(), key=lambda one: (-one.attempts, one.reason, one.key))
         return [msgspec.structs.replace(one, of=self.num_ended) for one in known]
 
     def stopping(self, least: int) -> Cause | None:

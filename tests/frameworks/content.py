@@ -49,43 +49,29 @@ _STRANDS_SPANS = {
 _FRAMEWORK = {"ENABLE_SENSITIVE_DATA": "true"}
 _KERNEL = {"SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS_SENSITIVE": "true", "RECORDED_LOGS": "1"}
 _LANGCHAIN = f"{OTEL}.genai.langchain:LangChainInstrumentor"
-_OWN_CONTENT = (
+_AGENTS_TELLERS = (f"{OTEL}.genai.openai_agents:OpenAIAgentsInstrumentor", _GENAI_OPENAI)
+_TO_EXPERT: dict[str, Any] = {"delegations": {"transfer_to_expert": {}}}
+CONTENT = (
     _openai("otel-content", variables=_SPANS),
     _openai("otel-content-stream", variables=_SPANS, streams=True),
     _openai("otel-content-events", variables=_EVENTS),
     _of("langgraph", "LangChain, LangGraph", "otel-content", _LANGCHAIN, variables=_SPANS),
     _varied("langgraph", "LangChain, LangGraph", "otel-content-stream", _LANGCHAIN, variables=_SPANS, streams=True),
-    _of(
-        "openai_agents",
-        "OpenAI Agents",
-        "otel-content",
-        f"{OTEL}.genai.openai_agents:OpenAIAgentsInstrumentor",
-        _GENAI_OPENAI,
-        delegations={"transfer_to_expert": {}},
-        variables=_SPANS,
-    ),
+    _of("openai_agents", "OpenAI Agents", "otel-content", *_AGENTS_TELLERS, **_TO_EXPERT, variables=_SPANS),
     _of(
         "openai_agents",
         "OpenAI Agents",
         "traceloop-content-responses",
         f"{OTEL}.openai_agents:OpenAIAgentsInstrumentor",
-        delegations={"transfer_to_expert": {}},
+        **_TO_EXPERT,
     ),
-    _of(
-        "openai_agents",
-        "OpenAI Agents",
-        "otel-content-responses",
-        f"{OTEL}.genai.openai_agents:OpenAIAgentsInstrumentor",
-        _GENAI_OPENAI,
-        delegations={"transfer_to_expert": {}},
-        variables=_SPANS,
-    ),
+    _of("openai_agents", "OpenAI Agents", "otel-content-responses", *_AGENTS_TELLERS, **_TO_EXPERT, variables=_SPANS),
     _of(
         "openai_agents",
         "OpenAI Agents",
         "openinference-responses",
         f"{OI}.openai_agents:OpenAIAgentsInstrumentor",
-        delegations={"transfer_to_expert": {}},
+        **_TO_EXPERT,
     ),
     _of("adk", "Google ADK", "builtin-content", _AIOHTTP, delegations=_TRANSFER, variables=_SPANS),
     _of("adk", "Google ADK", "builtin-content-events", _AIOHTTP, delegations=_TRANSFER, variables=_EVENTS),
@@ -113,4 +99,3 @@ _OWN_CONTENT = (
         streams=True,
     ),
 )
-CONTENT = _OWN_CONTENT

@@ -8,36 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.schemas.attempts import call, episode
 from tracegrad.schemas.alarms.causes import Cause, Causes
 from tracegrad.schemas.reasons import Reason
-from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
-from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import AppliedReward, Episode
 from tracegrad.schemas.records.rollouts import RolloutState
-
-
-def call(masked: str = "", rewards: tuple[AppliedReward, ...] = ()) -> EpisodeCall:
-    """Of the policy."""
-    ids: dict[str, Any] = {"suffix_ids": b"", "sampled_ids": b"", "logprobs": b"", "versions": (), "shared_tokens": 0}
-    said: dict[str, Any] = {"finish_reason": "stop", "content": None, "masked": masked, "rewards": rewards}
-    place: dict[str, Any] = {"turn": 0, "agent": None, "joined_by": "", "parent_call_id": None, "temperature": 1.0}
-    return EpisodeCall(call_id="c", policy="policy", splice=SpliceOutcome(kind="first"), **place, **ids, **said)
-
 
 PAID = AppliedReward(rule="air:tool", value=1.0)
 RAISES = {"reward": None, "unscored": "grader raised KeyError at my grade.py:9: 'x'"}
 BREAKS = {"state": RolloutState.FAILED, "reward": 0.0, "error": "agent raised TypeError at agent.py:7: None"}
-
-
-def episode(task: str = "t", **fields: Any) -> Episode:
-    """One that trains, but for the fields."""
-    made: dict[str, Any] = {
-        "calls": (call(),),
-        "reward": 1.0,
-        "state": RolloutState.SUCCEEDED,
-        "purpose": Purpose.TRAIN,
-    }
-    rest: dict[str, Any] = {"episode_id": "e", "rollout_id": "r", "attempt_id": "a", "group": None, "policy": "policy"}
-    return Episode(task_id=task, is_final=True, closed_by="complete", **rest, **(made | fields))
 
 
 def causes(*episodes: Episode) -> Causes:
@@ -57,6 +37,12 @@ STOPPING: dict[str, tuple[dict[str, Any], str, str]] = {
     "grader raises": (RAISES, Reason.GRADER_RAISED, "KeyError at my grade.py:9"),
     "agent raises": (BREAKS, Reason.AGENT_RAISED, "TypeError at agent.py:7"),
     "no call": ({"calls": (), "reward": 0.0}, Reason.NO_CALLS, ""),
+    "agent raises, and is not rated": (
+        BREAKS | {"reward": None, "unscored": "grader returned None"},
+        Reason.AGENT_RAISED,
+        "TypeError at agent.py:7",
+    ),
+    "no call, and the grader raises": (RAISES | {"calls": ()}, Reason.NO_CALLS, ""),
     "agent raises before a call": (
         BREAKS | {"calls": (), "reward": None},
         Reason.AGENT_RAISED,

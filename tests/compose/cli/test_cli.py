@@ -132,14 +132,18 @@ def test_a_bug_is_one_line_and_a_file(
     """What, where, and which file holds the traceback; a variable prints that instead."""
 
     def broken(*_: object) -> None:
-        raise KeyError("no such thing")
+        raise ValueError("no such\nthing")
 
     monkeypatch.setattr("tracegrad.compose.cli.look.find_run", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert leave(monkeypatch, "status", "mine") == 70
     (line,) = capsys.readouterr().err.splitlines()
     (file,) = tmp_path.iterdir()
-    assert line.startswith("tracegrad: a bug of ours: KeyError at test_cli.py:") and str(file) in line
+    assert (
+        line.startswith("tracegrad: a bug of ours: ValueError at test_cli.py:")
+        and ": no such thing; " in line
+        and str(file) in line
+    )
     assert "Traceback" in file.read_text()
     monkeypatch.setenv("TRACEGRAD_DEBUG", "1")
     assert leave(monkeypatch, "status", "mine") == 70

@@ -235,3 +235,12 @@ def test_the_index_is_filled_when_a_view_asks_for_it(board: Board, memory_log: M
         until(lambda: num_steps() == 2)
     finally:
         reading.close()
+
+
+async def test_why_nothing_was_learned_is_the_first_thing_of_a_run_that_ended(board: Board) -> None:
+    """As text, whatever an example holds; of any other run nothing is said."""
+    async with browser(board) as client:
+        assert "Why nothing was learned" not in (await client.get("/")).text
+        board.about = replace(board.about, is_live=False, causes=["cause: agent_raised: KeyError at agent.py:7 (<b>)"])
+        page = (await client.get("/")).text
+    assert page.index("cause: agent_raised: KeyError at agent.py:7 (&lt;b&gt;)") < page.index('class="facts"')

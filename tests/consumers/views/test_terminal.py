@@ -11,13 +11,16 @@ from msgspec.structs import replace
 
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state, read, tell
+from tests.schemas.attempts import episode
 from tests.streams.credit.test_credit import member
 from tests.streams.make import agent_span, call, otlp, rollout
 from tests.versions import held_out
 from tracegrad.compose.run.show import JsonShow, Show
 from tracegrad.consumers.views.activity import activity_in
+from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, Event, StepLines
 from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.training import RatedWindow, RatingDrop
 from tracegrad.schemas.topics import Topic
@@ -187,3 +190,29 @@ def test_arrivals_say_each_first_thing_once_and_what_is_missing() -> None:
     (first, _), (missing, text) = said(30.0, Topic.LLM_CALLS, call("a", None, trace_id="ab" * 16))
     assert (first, missing) == ("first_call", "missing") and "no episode closed yet" in text
     assert said(30.0, Topic.LLM_CALLS, b"\xc1") == []
+
+
+def test_the_cause_of_all_attempts_is_said_once() -> None:
+    """By whom a run is started again that of its past is not; where it goes on all the same, that is said."""
+    ended = [
+        episode(
+            f"t{number % 2}",
+            episode_id=f"e{number}",
+            group=GroupRef(id=f"g{number}", size=1, member=0, index=number),
+            **{"reward": None, "unscored": "grader raised KeyError at grade.py:9: 'x'"},
+        )
+        for number in range(16)
+    ]
+    states = new_state(), new_state()
+    states[1].causes_since_ms = 2**60
+    for state in states:
+        tell(state, Topic.EPISODES, *map(EPISODES.encode, ended))
+
+    def said(lines: StepLines, state: RunState) -> list[str]:
+        return [event.text for event in [*lines.news(state, 0.0), *lines.news(state, 1.0)] if event.kind == "cause"]
+
+    (text,) = said(StepLines(), states[0])
+    assert text.startswith("cause: grader_raised: 16 of 16 attempts: KeyError at grade.py:9 ('x'). The grader raised")
+    assert said(StepLines(), states[1]) == []
+    (text,) = said(StepLines(on_alarm="warn"), states[0])
+    assert text.endswith("The run goes on, since [alarms] on = 'warn'")

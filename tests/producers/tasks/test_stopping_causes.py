@@ -41,6 +41,7 @@ def test_a_run_that_is_told_to_warn_goes_on(world: World) -> None:
     restart(world, stops=False)
     validated(world)
     play(world, 20)
+    assert world.admission.state.stopping_cause(16) is not None
 
 
 def test_what_ended_before_this_start_does_not_count(world: World) -> None:
@@ -63,3 +64,5 @@ def test_a_run_that_has_learned_goes_on(world: World) -> None:
     world.start()
     world.turn()
     play(world, 20)
+    causes = world.admission.state.causes
+    assert causes.stopping(16) is not None and world.admission.state.stopping_cause(16) is None
