@@ -74,11 +74,15 @@ def _as_sent(told: object, scope: str) -> object:
         return told
     if scope == _AGENTS:
         return [{**item, "type": "message", "content": item.get("parts")} for item in items]
-    return [{**item, "parts": [_with_text(part) for part in item.get("parts") or ()]} for item in items]
+    return [{**item, "parts": _with_texts(item.get("parts"))} for item in items]
+
+
+def _with_texts(parts: Any) -> object:
+    """A tool's result as ADK's LiteLlm sends it, in a message's parts."""
+    return [_with_text(part) for part in parts] if isinstance(parts, list) else parts
 
 
 def _with_text(part: Any) -> object:
-    """A tool's result as ADK's LiteLlm sends it."""
     returned = part.get("response") if isinstance(part, dict) else None
     return {**part, "response": json.dumps(returned, ensure_ascii=False)} if isinstance(returned, dict) else part
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.streams.normalize.rows_of_told_calls import GENAI, OI, OI_FLAT, ROWS, made
+from tests.streams.normalize.rows_of_told_calls import GENAI, OI, OI_FLAT, OTEL, ROWS, made
 from tracegrad.schemas.records.told import ToldCall
 from tracegrad.streams.normalize.told.read_call import told_call
 
+DEEP = '{"a":' * 900 + "1" + "}" * 900
+SCOPES = (
+    f"{OI}openai",
+    f"{OI}openai_agents",
+    f"{OI}smolagents",
+    f"{OTEL}openai_agents",
+    "gcp.vertex.agent",
+    "pydantic-ai",
+)
+"""Some instrumentations are read in a way of their own."""
 ODD: list[Any] = [
     1,
     True,
@@ -23,7 +35,7 @@ ODD: list[Any] = [
     "9" * 5000,
     "[" * 100_000,
     "[" * 900 + "]" * 900,
-    '{"a":' * 900 + "1" + "}" * 900,
+    DEEP,
     [],
     {},
     [None],
@@ -32,6 +44,10 @@ ODD: list[Any] = [
     [{"role": 1}],
     [{"content": {"a": 1}}],
     [{"parts": [1, {"type": "tool_call"}]}],
+    [{"role": "user", "parts": 5}, {"parts": None}, {}],
+    [{"parts": [{"type": "tool_call_response", "response": json.loads(DEEP)}]}],
+    [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": DEEP}}] * 2}],
+    [{"role": "assistant", "parts": [{"type": "tool_call", "id": "a", "name": "f", "arguments": json.loads(DEEP)}]}],
     [{"tool_calls": [1, {"function": 1}, {"id": {}}]}],
     {"message": {"message": {"message": {"message": {}}}}},
     [{"type": "tool_result", "content": [1, {"text": 2}]}],
@@ -58,8 +74,8 @@ def test_no_odd_value_raises_or_makes_a_record_that_cannot_be_read(odd: Any) -> 
         ("gen_ai.user.message", {"content": odd, "tool_calls": odd}),
     ]
     spans = [made(dict.fromkeys(keys, odd)), made({}, events), *(made(GENAI | {key: odd}) for key in sorted(keys))]
-    for one in spans:
-        call = told_call(one, f"{OI}openai")
+    for one, scope in itertools.product(spans, SCOPES):
+        call = told_call(one, scope)
         assert msgspec.json.decode(msgspec.json.encode(call), type=ToldCall) == call
 
 
