@@ -5,14 +5,13 @@ VENV ?= $(ROOT).venv
 PYTHON3 ?= $(shell command -v python3.11 || command -v python3)
 PYTHON := "$(VENV)/bin/python"
 ARGS ?=
-TIER ?=
+MARK := $(if $(CI),,--mark)
 WITHIN ?= 7200
-CHAOS := tests/e2e/test_chaos_tier.py
 RUNS := tests/e2e tests/compose
 INSTALL = test -n "$(PYTHON3)" || { echo "tracegrad: expected python3 on PATH, got none; install Python 3.11" >&2; exit 2; }; \
 	"$(PYTHON3)" "$(ROOT)requirements/install.py"
 
-.PHONY: help demo test test-all owed tested mutants collector suite runs env check fast lint types clean
+.PHONY: help demo test test-all owed mutants collector suite runs env check fast lint types clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' "$(ROOT)Makefile" | sed 's/:.*## /\t/' | expand -t 10
 
@@ -27,14 +26,11 @@ test: env lint  ## lint, types, the tests of each change (real Kafka, Faust, vLL
 	@"$(MAKE)" -f "$(ROOT)Makefile" --no-print-directory -j3 types suite $(if $(strip $(ARGS)),,runs)
 	@cd "$(ROOT)" && $(PYTHON) -m tests.tiers
 
-test-all: env lint  ## all tests: those of `make test`, and the second tier (tests/tiers.toml)
-	@"$(MAKE)" -f "$(ROOT)Makefile" --no-print-directory -j3 TIER=--all types suite runs
+test-all: test  ## all tests: those of `make test`, then the second tier (tests/tiers.toml)
+	@cd "$(ROOT)" && $(PYTHON) -m tests.tiers --run --all $(MARK)
 
-owed: env  ## of the second tier what this tree owes, since all of it was green last
-	@cd "$(ROOT)" && $(PYTHON) -m tests.tiers --run --within $(WITHIN)
-
-tested:  ## write this commit as the one on which all tests were green last
-	@cd "$(ROOT)" && $(PYTHON) -m tests.tiers --tested
+owed: env  ## of the second tier what this tree owes, since it was green last
+	@cd "$(ROOT)" && $(PYTHON) -m tests.tiers --run --within $(WITHIN) $(MARK)
 
 mutants: env  ## bring old faults back, one at a time: does a test turn red (tests/mutants)
 	@cd "$(ROOT)" && $(PYTHON) -m tests.mutants.run $(ARGS)
@@ -44,11 +40,10 @@ collector:  ## build the OpenTelemetry Collector of the end-to-end tests, once; 
 
 # What tests of whole runs do is half waiting for processes: with all of compose they run beside the others.
 suite:
-	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(TIER) $(if $(strip $(ARGS)),$(ARGS),--durations=20 $(addprefix --ignore=,$(RUNS)))
+	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(if $(strip $(ARGS)),$(ARGS),--durations=20 $(addprefix --ignore=,$(RUNS)))
 
 runs:
-	cd "$(ROOT)" && { $(if $(TIER),$(PYTHON) -m pytest -m "" --durations=0 -rP $(CHAOS);) chaos=$$?; \
-		$(PYTHON) -m pytest -m "" $(TIER) --durations=20 --ignore=$(CHAOS) $(RUNS) && exit $$chaos; }
+	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" --durations=20 $(RUNS)
 
 fast: env  ## the tests without broker, engine or torch: seconds
 	cd "$(ROOT)" && $(PYTHON) -m pytest $(ARGS)

@@ -1,22 +1,28 @@
-"""The second tier of tests: what `make test` leaves out, and what of it this tree owes since all of it was green last.
+"""The second tier of tests: what `make test` leaves out, and what of it this tree owes since it was green last.
 
 In: tiers.toml, git. Out: one line, or a run of what is owed. Invariants: an item is owed when a file that its globs
-name differs from the commit `tested`, or when that cannot be seen. Failure: status 1: one failed, or time was over.
+name differs from the commit `tested`, or when that cannot be seen; only what was green on a tree without changes gets
+a commit. Failure: status 1: one failed, or time was over.
 
     python -m tests.tiers                       says what is owed
-    python -m tests.tiers --run [--within S]    runs it
-    python -m tests.tiers --tested              writes HEAD as `tested`, behind a green `make test-all`
+    python -m tests.tiers --run [--within S]    runs it, three items at a time
+        --all                                   runs the second tier whole
+        --mark                                  writes HEAD as `tested` of each item that was green
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +30,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 _FILE = ROOT / "tests" / "tiers.toml"
 _TOLD = tomllib.loads(_FILE.read_text())
-_RUNS = ("tests/e2e/", "tests/compose/")
-"""They wait for processes half of their time, so they run beside the others."""
+_LOGS = ROOT / ".cache" / "owed"
+_BESIDE = 3
+"""Items at a time: half of their time they wait for processes."""
+_TAIL = 200
+"""Lines that are shown of one that failed."""
 
 
 class Item(NamedTuple):
@@ -36,6 +45,8 @@ class Item(NamedTuple):
     """Files, folders, or FILE::FUNCTION."""
     globs: tuple[str, ...]
     """What they are about; `*` spans folders. Their own files count besides."""
+    tested: str = ""
+    """The commit on which they were green last."""
 
     def is_about(self, name: str) -> bool:
         """Whether a file that changed may change what they see."""
@@ -44,8 +55,13 @@ class Item(NamedTuple):
             fnmatchcase(name, glob) for glob in (*self.globs, *_TOLD["always"])
         )
 
+    def is_owed(self) -> bool:
+        """Whether such a file changed since; also where nobody knows the changes."""
+        names = changed_since(self.tested)
+        return names is None or any(map(self.is_about, names))
 
-ITEMS = tuple(Item(one["name"], tuple(one["tests"]), tuple(one["globs"])) for one in _TOLD["item"])
+
+ITEMS = tuple(Item(one["name"], tuple(one["tests"]), tuple(one["globs"]), one["tested"]) for one in _TOLD["item"])
 
 
 def is_left_out(test: str, named: Iterable[str] = ()) -> bool:
@@ -58,66 +74,104 @@ def _is_in(test: str, of: str) -> bool:
     return test == of or test.startswith((f"{of}/", f"{of}::", f"{of}["))
 
 
-def changed() -> set[str] | None:
-    """The files that differ from `tested`; None where that commit, or git, is not here."""
-    asked = (("diff", "--name-only", "--no-renames", _TOLD["tested"]), ("ls-files", "-o", "--exclude-standard"))
+@functools.cache
+def changed_since(commit: str) -> frozenset[str] | None:
+    """The files that differ from a commit; None where that commit, or git, is not here."""
+    return _changed_since(commit)
+
+
+def _changed_since(commit: str) -> frozenset[str] | None:
+    asked = (("diff", "--name-only", "--no-renames", commit), ("ls-files", "-o", "--exclude-standard"))
     names = set[str]()
     for words in asked:
         told = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
         if told.returncode:
             return None
         names |= set(told.stdout.splitlines())
-    return names
+    return frozenset(names)
 
 
-def owed(names: Collection[str] | None) -> list[Item]:
-    """The items that these changes are about; all when nobody knows the changes."""
-    return [item for item in ITEMS if names is None or any(map(item.is_about, names))]
-
-
-def _line(items: Sequence[Item], names: Collection[str] | None) -> str:
-    tested = f"commit {_TOLD['tested'][:8]}"
-    since = f"{tested} is not in this clone" if names is None else f"{len(names)} files changed since {tested}"
+def _line(items: Sequence[Item]) -> str:
     if not items:
-        return f"test-all: nothing is owed: {since}"
-    return f"test-all: {len(items)} of {len(ITEMS)} items are owed ({since}); `make owed` runs " + ", ".join(
-        item.name for item in items
-    )
+        return "test-all: nothing is owed: each item was green since a file that it is about changed"
+    names = ", ".join(item.name for item in items)
+    return f"test-all: {len(items)} of {len(ITEMS)} items are owed; `make owed` runs {names}"
 
 
-def _run(items: Sequence[Item], within_s: float) -> int:
-    """Runs them, those of whole runs beside the others."""
-    tests = [test for item in items for test in item.tests]
-    parts = [[test for test in tests if test.startswith(_RUNS) is beside] for beside in (True, False)]
-    command = [sys.executable, "-m", "pytest", "-m", "", "-rP", "--durations=20"]
-    running = [subprocess.Popen([*command, *part], cwd=ROOT) for part in parts if part]
-    end = time.monotonic() + within_s
-    try:
-        return max((process.wait(max(0.0, end - time.monotonic())) for process in running), default=0)
-    except subprocess.TimeoutExpired:
-        print(f"test-all: expected what is owed to end within {within_s:g} s, got no end; run `make test-all`")
-        return 1
-    finally:
-        for process in running:
-            process.terminate()
+class Run:
+    """A run of items, some beside each other, until time is over."""
+
+    def __init__(self, within_s: float, mark: bool) -> None:
+        self._end = time.monotonic() + within_s
+        self._mark = mark
+        self._head = _git("rev-parse", "HEAD") if mark else ""
+        self._lock = threading.Lock()
+        _LOGS.mkdir(parents=True, exist_ok=True)
+
+    def run(self, items: Sequence[Item]) -> int:
+        """Status 0 when all were green."""
+        with ThreadPoolExecutor(_BESIDE) as pool:
+            return 0 if all(list(pool.map(self._run_one, items))) else 1
+
+    def _run_one(self, item: Item) -> bool:
+        started = time.monotonic()
+        if started >= self._end:
+            print(f"{item.name}: expected time to run it, got none; run `make owed`", flush=True)
+            return False
+        log = _LOGS / f"{item.name}.log"
+        with log.open("w") as file:
+            command = [sys.executable, "-m", "pytest", "-m", "", "-rP", "--durations=20", *item.tests]
+            process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+            status = self._wait(process)
+        took = f"{time.monotonic() - started:.0f} s"
+        with self._lock:
+            if status == 0:
+                print(f"{item.name}: green, {took}", flush=True)
+                self._write_tested(item)
+            else:
+                said = "got no end of it in time" if status is None else f"got status {status}"
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])
+                print(f"{item.name}: expected green tests, {said}, {took}; {log} ends with\n{tail}", flush=True)
+        return status == 0
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
+        try:
+            return process.wait(self._end - time.monotonic())
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # pytest ends what its fixtures started
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return None
+
+    def _write_tested(self, item: Item) -> None:
+        if not self._mark:
+            return
+        own = _FILE.relative_to(ROOT).as_posix()
+        changed = _changed_since(self._head)
+        if changed is None or changed - {own}:
+            print(f"{item.name}: not marked: files differ from commit {self._head[:8]}", flush=True)
+            return
+        pattern = rf'(?m)^(name = "{item.name}"\ntested = )".*"$'
+        _FILE.write_text(re.sub(pattern, rf'\1"{self._head}"', _FILE.read_text()))
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true")
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--mark", action="store_true")
     parser.add_argument("--within", type=float, default=24 * 3600.0, metavar="S")
-    parser.add_argument("--tested", action="store_true")
     given = parser.parse_args(arguments)
-    if given.tested:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-        text = re.sub(r'(?m)^tested = ".*"$', f'tested = "{head.stdout.strip()}"', _FILE.read_text())
-        _FILE.write_text(text)
-        return 0
-    names = changed()
-    items = owed(names)
-    print(_line(items, names), flush=True)
-    return _run(items, given.within) if given.run else 0
+    items = [item for item in ITEMS if given.all or item.is_owed()]
+    print(_line(items), flush=True)
+    return Run(given.within, given.mark).run(items) if given.run else 0
 
 
 if __name__ == "__main__":
