@@ -58,7 +58,7 @@ def test_a_tree_without_its_history_owes_all(monkeypatch: pytest.MonkeyPatch) ->
     assert all(item._replace(tested="0" * 40).is_owed() for item in ITEMS)
     told = subprocess.CompletedProcess([], 0, "a.py\nb.py\n")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: told)
-    assert tiers.changed_since("1" * 40) == {"a.py", "b.py"}
+    assert tiers.changed_since("1" * 40) == frozenset({"a.py", "b.py"})
 
 
 def tree(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Item]:

@@ -160,7 +160,7 @@ class AlgorithmConfig(_Keys, frozen=True, kw_only=True):  # type: ignore[misc, c
     """
 
     recipe: NameOrFunction = DEFAULT
-    """A name that `tracegrad recipes` shows, or `file.py:name`, a Recipe of your own; its axes may be functions
+    """A name of docs/algorithms.md, or `file.py:name`, a Recipe of your own; its axes may be functions
     there."""
 
     def __post_init__(self) -> None:

@@ -22,11 +22,10 @@ from ..loopback import without_proxy
 from ..printable_log import log_to_stderr
 from ..run.serve import lacking
 from ..run.session import INTERRUPTED
-from . import air, find, look, run, topics
+from . import air, find, look, run, runs, topics
 from .chat import chat
 from .common import echo
 from .page_command import page
-from .recipes import recipes
 from .replay_command import REGRADE, HistoryCommand, replay
 
 __all__ = ["app", "main"]
@@ -43,24 +42,25 @@ app = typer.Typer(
 GONE = {
     "--agent": "an agent whose files have moved is found behind a link at their old place",
     "--export": "open the episode in `tracegrad page`, and save or print it from the browser",
-    "--figure": "the figures are on the terminal, and with --json in records",
     "--form": "plain lines serve `docker run --env-file` and .env files, --shell prints export lines",
     "--from-file": "--from takes a time, from which on a history is read",
     "--kafka": "--source-dir names the folder of the source run",
     "--only": "a replay without --mode is folded alone, and by the same command with --mode trained on later",
     "--rate": "a quota of your Kafka bounds what a client reads",
     "--run": "name the run without it, as in `tracegrad status NAME`",
+    "recipes": "docs/algorithms.md lists them",
     "--run-dir": "name the run's folder where its name would stand, by --run or as an argument",
 }
-"""Options of earlier releases -> what takes their place."""
+"""Options and commands of earlier releases -> what takes their place."""
 for panel, commands in {
-    "Run": (run.demo, run.train, run.up, run.env, run.serve),
-    "Look": (page, look.status, chat, look.tail, find.episodes, find.lineage, look.audit, recipes),
+    "Run": (run.demo, run.train, run.check, run.up, run.env, run.serve),
+    "Look": (page, look.status, chat, look.tail, find.episodes, find.lineage, look.audit),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 for name, text in (("replay", None), ("regrade", REGRADE)):
     app.command(name, help=text, rich_help_panel="History", cls=HistoryCommand)(replay)
+app.add_typer(runs.app, name="runs", rich_help_panel="Look")
 app.add_typer(air.app, name="air", rich_help_panel="Look")
 app.add_typer(topics.app, name="topics", rich_help_panel="Look")
 
@@ -97,7 +97,7 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:  # the one outermost handler
-        show, option = getattr(error, "show", None), getattr(error, "option_name", "")
+        show, option = getattr(error, "show", None), getattr(error, "option_name", None) or sys.argv[1]
         if option in GONE:
             echo(f"tracegrad: {option}: it is gone: {GONE[option]}", is_error=True)
             sys.exit(FATAL_EXIT_STATUS)

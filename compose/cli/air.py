@@ -1,33 +1,25 @@
-"""`air`: ask why calls are worth what they are, and what other rules would have made of them."""
+"""`air`: ask why calls are worth what they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.text import one_line
 
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunOption, RunsDirOption, answering, echo, find_run, load_settings
-from .replay_command import From, Source, To, history_range
+from .common import RUNS, JsonFlag, RunOption, RunsDirOption, answering, echo, find_run
 
-if TYPE_CHECKING:
-    from tracegrad.streams.compare import Comparison
+app = typer.Typer(help="Explain the intermediate rewards (AIR) of an episode.", no_args_is_help=True)
 
-_SHOWN = 5
-"""Of groups' ids; JSON has all."""
 
-app = typer.Typer(
-    help="Explain the intermediate rewards (AIR) of an episode, or compare two sets of rules.", no_args_is_help=True
-)
+@app.callback()
+def _group() -> None:
+    """A group of one command."""
 
 
 @app.command("explain")
@@ -81,61 +73,3 @@ def _find(wiring: Wiring, wanted: str) -> Episode:
             + (f" ({which}, ..); give more of it" if found else "; `tracegrad tail episodes` shows them")
         )
     return found[0]
-
-
-@app.command("compare")
-def compare_rules(
-    a: Annotated[Path, typer.Argument(help="A TOML file, of which \\[air] and \\[credit] count.")],
-    b: Annotated[Path, typer.Argument(help="The other one.")],
-    from_: From = "earliest",
-    to: To = None,
-    source_dir: Source = None,
-    runs_dir: RunsDirOption = RUNS,
-    as_json: JsonFlag = False,
-) -> None:
-    """Compare what the rules of two files would have paid a run's training episodes; nothing is sampled.
-
-    Example: tracegrad air compare now.toml other.toml --from run:mine
-    """
-    from tracegrad.streams.assemble.air.apply import Rewarder
-    from tracegrad.streams.compare import Side, compare
-
-    from ..history.episodes import episodes_of
-
-    meant = history_range(from_, to, source_dir, runs_dir)
-    sides = []
-    for file in (a, b):
-        # Rules may lie alone in a file: no run comes of it, whose name it would have to tell.
-        settings = load_settings(file, {"run": "compared"}, for_training=False)
-        sides.append(Side(Rewarder(settings.air, Metrics()), settings.credit.resolve()))
-    with answering(meant.source) as wiring:
-        episodes = episodes_of(wiring, meant.begin_ms, meant.end_ms)
-        found = compare((one for one in episodes if one.purpose is Purpose.TRAIN), sides[0], sides[1])
-    if not found.num_groups:
-        raise ConfigurationError(
-            f"expected groups of training episodes in run {meant.source.record.name}, got none; captured "
-            "conversations, each a group of its own, have no spread to compare"
-        )
-    if as_json:
-        echo(msgspec.json.encode(found._asdict()).decode())
-        return
-    for line in _compared(found):
-        echo(one_line(line))
-
-
-def _compared(found: Comparison) -> Iterator[str]:
-    """The lines for people."""
-    rank = "none" if found.rank_correlation is None else f"{found.rank_correlation:.3f}"
-    yield f"{found.num_groups} groups, {found.num_calls} calls; rank correlation of their returns: {rank}"
-    yield f"groups with spread by B alone: {_some(found.gained)}"
-    yield f"groups with spread by A alone: {_some(found.lost)}"
-    for name, paid in zip("AB", found.paid, strict=True):
-        yield f"{name} pays: " + (", ".join(f"{rule} {total:+g}" for rule, total in paid.items()) or "nothing")
-    for episode_id, change in found.most:
-        yield f"  {episode_id}: a return changes by {change:g}"
-
-
-def _some(ids: Sequence[str]) -> str:
-    """How many, and the first."""
-    shown = ", ".join(ids[:_SHOWN]) + (", .." if len(ids) > _SHOWN else "")
-    return f"{len(ids)}" + (f" ({shown})" if ids else "")

@@ -42,6 +42,7 @@ from .common import (
     find_run,
     reachable_log,
 )
+from .runs import state_of
 
 
 def status(
@@ -63,7 +64,7 @@ def status(
     folder = wiring.run_dir
     is_up = is_running(folder)
     outcome = None if is_up else folder.outcome
-    run_is = "running" if is_up else str(outcome.kind) if outcome is not None else "not running"
+    run_is = state_of(folder)
     state = run_state(wiring)
     asked_ms = int(time.time() * 1000)
     """Silence is counted up to here: reading may take seconds, in which nobody was listened to."""

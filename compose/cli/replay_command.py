@@ -257,8 +257,8 @@ def history_range(
     to: str | None,
     source_dir: Path | None,
     runs_dir: Path,
-    into: str | None = None,
-    where: str | None = None,
+    into: str,
+    where: str | None,
 ) -> HistoryRange:
     """What these options name; `into` is the new run's name. Raises ConfigurationError."""
     from ..history.request import known_source

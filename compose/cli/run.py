@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,9 @@ from tracegrad.schemas.errors import ConfigurationError
 
 from ..loopback import without_proxy
 from ..printable_log import LOG_FORMAT, LogFormat
+from ..run.before_start import prepared, tasks_of
 from ..run.pipeline import PipelinePart
+from ..run.run_dir import RunDir
 from ..run.session import run_session, watch_arrivals
 from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
@@ -54,6 +57,7 @@ Verbose = Annotated[
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the processes running after the report, until Ctrl-C.")]
 Bootstrap = Annotated[str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"))]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Set any other key, such as --set trainer.lr=1e-5.")]
+Tasks = Annotated[Path | None, typer.Option(help=help_of("tasks.file"))]
 Model = Annotated[str | None, typer.Option("--model", help=help_of("policy.model"))]
 
 
@@ -93,7 +97,7 @@ def train(
     seed: Seed = None,
     no_air: NoAir = False,
     sync: Sync = False,
-    tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.file"))] = None,
+    tasks: Tasks = None,
     eval_tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.eval_file"))] = None,
     model: Model = None,
     set_: Set = None,
@@ -126,6 +130,29 @@ def train(
     shown = choose_show(as_json=as_json, is_verbose=verbose)
     said = {"report": make_report, "last_words": tell_results}
     _run(settings, runs_dir, shown, log_format, for_training=True, keep=keep, **said)
+
+
+def check(
+    file: FileArgument,
+    tasks: Tasks = None,
+    model: Model = None,
+    set_: Set = None,
+) -> None:
+    """Look for what would end a training run, and start nothing: settings, tasks, model, template, ports; agent and
+    grader are loaded once.
+
+    Example: tracegrad check tracegrad.toml
+    """
+    from ..run.report import with_start_model
+
+    flags = {"tasks.file": str(tasks) if tasks else None, "policy.model": model} | set_flags(set_ or [])
+    settings, show = load_settings(file, flags, for_training=True), Show()
+    known = tasks_of(settings)
+    with tempfile.TemporaryDirectory(prefix="tracegrad-check-") as folder:
+        run_dir = RunDir(Path(folder) / settings.run)
+        policy = with_start_model(settings.policy, run_dir, show.say)
+        prepared(msgspec.structs.replace(settings, policy=policy), run_dir, show, None, known)
+    show.say(f"{len(known)} tasks; nothing was found that ends a run")
 
 
 def up(

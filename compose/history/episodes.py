@@ -1,16 +1,12 @@
 """The episodes of a run, read by themselves: what was made is asked, nothing is folded.
 
-In: a run whose log answers, a window. Out: episodes. Failure: a record that cannot be read is left out;
-ConfigurationError where nothing began in the window.
+In: a run whose log answers. Out: episodes. Failure: a record that cannot be read is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracegrad.consumers.history.read_recorded import read_recorded
-from tracegrad.consumers.history.selection import chosen
-from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, place_of
 from tracegrad.schemas.log.protocol import Position
@@ -19,13 +15,10 @@ from tracegrad.schemas.topics import Topic
 from tracegrad.streams.ratings import rate_again
 
 from ..run.wiring import Wiring
-from .selection import window_of
 
 
-def episodes_of(source: Wiring, begin_ms: int | None = None, end_ms: int | None = None) -> Iterator[Episode]:
-    """Those of the groups that began within the window, as a replay would choose them; of one that was written several
-    times the record that counts: of the greatest revision, the first. Blocks."""
-    wanted = _chosen(source, begin_ms, end_ms)
+def episodes_of(source: Wiring) -> Iterator[Episode]:
+    """All; of one that was written several times the record that counts: of the greatest revision the first. Blocks."""
     log, topic = source.log(is_history=True), source.topics.name(Topic.EPISODES)
     counts: dict[str, tuple[int, Position]] = {}
     for record in read_to_end(log, topic):
@@ -34,7 +27,7 @@ def episodes_of(source: Wiring, begin_ms: int | None = None, end_ms: int | None 
             counts[made.id] = made.revision, record.position
     for record, episode in decoded(read_to_end(log, topic), {topic: EPISODES}):
         _, place = counts.get(episode.episode_id, (0, record.position))
-        if place == record.position and (wanted is None or episode.episode_id in wanted):
+        if place == record.position:
             yield episode
 
 
@@ -55,22 +48,3 @@ def as_credited(source: Wiring, episode: Episode) -> Episode:
         if begin <= record.offset < end and record.value is not None
     ]
     return EPISODES.decode(rate_again(EPISODES.encode(episode), said))
-
-
-def _chosen(source: Wiring, begin_ms: int | None, end_ms: int | None) -> set[str] | None:
-    """Their ids; None: all."""
-    if begin_ms is None and end_ms is None:
-        return None
-    if (replayed := source.run_dir.replayed) is not None:
-        raise ConfigurationError(
-            f"--from, --to: run {source.record.name} is a replay, whose records bear no times of the past; name it "
-            f"whole, --from run:{source.record.name}, or its source, --source-dir {replayed.source}"
-        )
-    window, _ = window_of(source, begin_ms, end_ms)
-    found = read_recorded(source.log(is_history=True), source.topics, source.keys)
-    wanted = {one.id for one in chosen(found, window).episodes}
-    if not wanted:
-        raise ConfigurationError(
-            f"--from, --to: expected groups that began then, got none of {len(found.episodes)} episodes"
-        )
-    return wanted

@@ -94,31 +94,19 @@ class _Server(socketserver.ThreadingTCPServer):
         self._lock = threading.Lock()
         self._text = b""
         self._made_at = -_EVERY_S
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
         """Nobody is answered any more."""
-        self._is_closing = True
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._thread.join(_EVERY_S)
+        self.shutdown()
         self.server_close()
-
-    def _serve(self) -> None:
-        while not self._is_closing:
-            self.handle_request()
-            while len(self._open) > _MAX_CONNECTIONS:
-                with contextlib.suppress(OSError, IndexError):
-                    self._open.popleft().shutdown(socket.SHUT_RDWR)
 
     def get_request(self) -> tuple[socket.socket, object]:
         try:
             return super().get_request()
         except OSError:
             # Out of files: who waits is still there, and would be asked for at once.
-            time.sleep(0.0 if self._is_closing else _PAUSE_S)
+            time.sleep(_PAUSE_S)
             raise
 
     def text(self) -> bytes:
@@ -132,6 +120,9 @@ class _Server(socketserver.ThreadingTCPServer):
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], address: object) -> None:
         assert isinstance(request, socket.socket)
         self._open.append(request)
+        while len(self._open) > _MAX_CONNECTIONS:
+            with contextlib.suppress(OSError, IndexError):
+                self._open.popleft().shutdown(socket.SHUT_RDWR)
         super().process_request(request, address)
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:

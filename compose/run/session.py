@@ -7,7 +7,6 @@ process was fatal or the report's checks failed, 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -20,13 +19,11 @@ import msgspec
 from tracegrad.consumers.views.activity import activity_in
 from tracegrad.consumers.views.terminal import ArrivalLines, Lines, StepLines, TrafficLines
 from tracegrad.consumers.views.watch import Watcher, known_lag
-from tracegrad.producers.runner.config import AgentConfig
-from tracegrad.producers.runner.sandbox import Sandbox
-from tracegrad.producers.tasks.dataset import read_tasks
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, UnavailableError
 
 from . import pipeline
-from .pipeline import ENGINE_PARTS, PARTS_WITHOUT_MODEL, PipelinePart, prepare_run, prepare_topics, specs
+from .before_start import prepared, tasks_of
+from .pipeline import PARTS_WITHOUT_MODEL, PipelinePart, prepare_topics, specs
 from .process import ProcessSpec
 from .run_dir import RunDir
 from .settings import RunSettings
@@ -34,7 +31,7 @@ from .show import Show, introduce, offer
 from .status_reports import StatusReports, metrics_shown
 from .supervisor import Outcome, OutcomeKind, Supervisor, in_thread
 from .view_state import run_state
-from .wiring import Wiring, upstream
+from .wiring import Wiring
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT, as shells count."""
@@ -72,20 +69,10 @@ def run_session(
         if only not in PARTS_WITHOUT_MODEL:
             settings.policy.needed_model()
         settings = _with_start_model(settings, run_dir, show.say)
-        runs_tasks = for_training or (settings.only_holds_out and only is None)
-        if runs_tasks and settings.tasks is not None:
-            for file in filter(None, (settings.tasks.file, settings.tasks.eval_file)):
-                read_tasks(file)
+        tasks = tasks_of(settings) if for_training or (settings.only_holds_out and only is None) else None
         with run_dir.lock():
             introduce(settings, show, for_training=for_training)
-            if runs_tasks and settings.agent is not None:
-                check_agent(settings.agent, show.say)
-            if only in ENGINE_PARTS:
-                for one in settings.upstream:
-                    upstream(one, os.environ)
-                check_before_start(settings, run_dir, show.say)
-            wiring = Wiring(prepare_run(settings, path))
-            _ = wiring.keys  # one that is missing is said before any process starts
+            wiring = prepared(settings, run_dir, show, only, tasks)
             processes = specs(wiring, for_training=for_training, only=only)
             onlookers = Onlookers(wiring, show, watch or watch_steps, last_words)
             return supervise(onlookers, processes, ends_with_jobs=for_training, keep=keep, report=report)
@@ -116,48 +103,6 @@ def _no_replay(run_dir: RunDir) -> RunDir:
             "and the --set that it had; or start a run of another name (--run NAME)"
         )
     return run_dir
-
-
-def check_agent(agent: AgentConfig, say: Callable[[str], None]) -> None:
-    """Makes the agent's sandbox for a trial, or says what it can do without one.
-
-    Raises ConfigurationError with the remedy when there is to be one and there cannot.
-    """
-    if agent.sandbox == "bubblewrap":
-        Sandbox(agent, ())
-        return
-    say(
-        "agents run as this user: one that looks for them can read this run's key, its tasks' answers and its weights; "
-        '[agent] sandbox = "bubblewrap" hides them (docs/security.md)'
-    )
-
-
-def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[str], None]) -> None:
-    """Refuses a model or an engine that cannot be trained with, before any broker or topic exists.
-
-    Raises:
-        ConfigurationError: with the remedy.
-        UnavailableError: the engine that the settings name does not answer.
-    """
-    from ..engine.health import check_engine, wait_ready
-    from ..engine.model_folder import check_model
-    from ..engine.server import check_start, install_plugin
-
-    urls, policy = settings.engine.urls, settings.policy
-    if policy.model is None:
-        return
-    if not urls:
-        template = policy.chat_template
-        check_start(settings.engine, model=policy.model, needs_tools=policy.tools, chat_template=template)
-        return
-    # What those engines run on, and how long a context it takes, was its owner's choice.
-    check_model(
-        policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1, chat_template=policy.chat_template
-    )
-    plugin = install_plugin(str(run_dir.path)).parent
-    for url in urls:
-        wait_ready(url, say=say)
-        check_engine(url, model=policy.model, served_name=policy.name, plugin=plugin, token=settings.engine.token)
 
 
 class Onlookers:

@@ -223,12 +223,13 @@ async def _resolve(awaitable: Any) -> Any:
 
 
 def prepare(
-    load: Callable[[], Callable[..., Any]], load_file: Callable[[str, str], Any], send: Callable[..., None]
+    load: Callable[[], Callable[..., Any]],
+    load_file: Callable[[str, str], Any],
+    send: Callable[..., None],
+    raised: Callable[..., str],
 ) -> tuple[dict[str, Any], Callable[[Iterable[bytes]], None]]:
     """For `host_main.py`: what `ready` says, and what serves the lines."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    raised = load_file(os.path.join(folder, "raised.py"), "tracegrad_raised").raised
-    beside = os.path.join(folder, "span_ledger.py")
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "span_ledger.py")
     ledger = load_file(beside, "tracegrad_span_ledger").SpanLedger(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
     untraced = ledger.install()  # before the agent's modules, which it instruments
     name_who_ends(ledger.current, send)

@@ -13,7 +13,6 @@ import asyncio
 import inspect
 import json
 import math
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -74,11 +73,10 @@ async def _resolve(awaitable: Any) -> Any:
 
 
 def prepare(
-    load: Callable[[], Callable[..., Any]], load_file: Callable[[str, str], Any], send: Callable[..., None]
+    load: Callable[[], Callable[..., Any]], load_file: object, send: Callable[..., None], raised: Callable[..., str]
 ) -> tuple[dict[str, Any], Callable[[Iterable[bytes]], None]]:
     """For `host_main.py`: what `ready` says, and what serves the lines."""
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "raised.py")
-    raised, grade = load_file(beside, "tracegrad_raised").raised, load()
+    grade = load()
 
     def serve(lines: Iterable[bytes]) -> None:
         for line in lines:

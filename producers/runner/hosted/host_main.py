@@ -90,11 +90,12 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path.remove(folder)  # it must not shadow the user's modules
+    raised = load_file(os.path.join(folder, "raised.py"), "tracegrad_raised").raised
     try:
         host = load_file(script, "tracegrad_host")
-        ready, serve = host.prepare(functools.partial(load_callable, reference), load_file, send)
+        ready, serve = host.prepare(functools.partial(load_callable, reference), load_file, send, raised)
     except BaseException as error:  # a file that exits when it is loaded is told from a host that died
-        send("unusable", error=f"{type(error).__name__}: {error}"[:500])
+        send("unusable", error=raised("loading it", error, 500))
         raise
     send("ready", **ready)
     serve(lines)

@@ -1,4 +1,4 @@
-"""`replay` and `air compare` under rules that do not parse: each is refused by its key before anything is written."""
+"""`replay` under rules that do not parse: each is refused by its key before anything is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.compose.cli.recorded_run import runs as runs
-from tracegrad.compose.cli.air import compare_rules
 from tracegrad.compose.cli.replay_command import replay
 from tracegrad.schemas.errors import ConfigurationError
 
@@ -34,23 +33,6 @@ def test_shaping_that_cannot_be_is_refused_by_a_replay(runs: Path, rules: str, m
     with pytest.raises(ConfigurationError, match=message):
         replay(into="new", from_="run:mine", set_=[f"air.rules={rules}"], runs_dir=runs)
     assert not (runs / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ('shaping = "potential"', r"b\.toml: .*shaping: expected true or false, got 'potential'"),
-        ("shapng = true", r"b\.toml: unknown key 'shapng'.* did you mean 'shaping'"),
-        ("shaping = maybe", r"b\.toml is not TOML: .*line 5"),
-    ],
-)
-def test_shaping_that_cannot_be_is_refused_by_a_comparison(runs: Path, rules: str, message: str) -> None:
-    """With the file that has it."""
-    (runs / "a.toml").write_text('run = "a"\n')
-    rule = '[[air.rules]]\nname = "early"\nstatus = "succeeded"\nvalue = 0.5'
-    (runs / "b.toml").write_text(f"{rule}\n{rules}\n")
-    with pytest.raises(ConfigurationError, match=message):
-        compare_rules(runs / "a.toml", runs / "b.toml", from_="run:mine", runs_dir=runs)
 
 
 @pytest.mark.parametrize(

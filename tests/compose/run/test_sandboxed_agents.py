@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tracegrad.compose.run.before_start import check_agent
 from tracegrad.compose.run.load import load
 from tracegrad.compose.run.pipeline import prepare_run
-from tracegrad.compose.run.session import check_agent
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.errors import ConfigurationError
