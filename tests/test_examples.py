@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,13 +16,13 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-GSM8K = EXAMPLES / "gsm8k"
+MATH = EXAMPLES / "math"
 CALL = '{"name": "calculator", "arguments": {"expression": "6*7"}}'
 
 
 def load(name: str) -> Any:
     """A file of the example as a module."""
-    spec = importlib.util.spec_from_file_location(f"gsm8k_{name}", GSM8K / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"math_{name}", MATH / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -49,26 +50,66 @@ print(json.dumps({text: [call.function.name for call in calls.tool_calls] for te
 @pytest.mark.engine
 def test_calls_are_read_as_models_write_them() -> None:
     """By the template's tags, as vLLM's own parser does, and as plain JSON; in the process of an engine."""
-    command = [sys.executable, "-c", READ, str(GSM8K)]
+    command = [sys.executable, "-c", READ, str(MATH)]
     told = subprocess.run(
         command, input=json.dumps(list(WRITTEN)), capture_output=True, text=True, timeout=110, check=True
     )
     assert json.loads(told.stdout.splitlines()[-1]) == WRITTEN
 
 
-@pytest.mark.slow
-def test_tools_keep_the_digits_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The grader compares the last number of the text."""
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the example find those beside them, as in the runner's processes."""
+    monkeypatch.syspath_prepend(str(MATH))
     monkeypatch.setenv("OPENAI_API_KEY", "none")
+
+
+@pytest.mark.slow
+def test_tools_keep_the_digits_of_a_number(beside: None) -> None:
+    """The grader compares the last number of the text."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # LangGraph announces where its agents will move to.
-        agent = load("agent")
+        agent = load("langgraph_agent")
     assert agent.calculator.invoke({"expression": "1234567 * 10 + 0.5"}) == "12345670.5"
     for number in ("1234567", "--7"):
         with pytest.raises(ValueError, match="nothing to calculate"):
             agent.calculator.invoke({"expression": number})
     assert agent.answer.invoke({"number": 1234567}) == "1234567"
     assert load("grade").grade({"expected": "1234567"}, agent.answer.invoke({"number": 1234567}), {}) == 1.0
+
+
+PROBLEMS = """Question,Numbers,Equation,Answer
+Bryan has number0 books in each of number1 boxes . How many books does he have ?,56.0 9.0,* number0 number1,504.0
+Mary has number0 books in each of number1 boxes . How many books does he have ?,5.0 7.0,* number0 number1,35.0
+If number0 pens are put into number1 cups how many pens are in each cup ?,270 9,/ number0 number1,30.0
+a baker had number0 rolls and sold number1 of them . how many rolls are left over ?,8.0 2.0,- number0 number1,6.0
+a farmer had number0 sheep and number1 goats . what is twice the number of sheep ?,5.0 5.0,+ number1 number1,10.0
+a clerk paid number0 dollars in number1 shops . what did he pay in all ?,2.5 4.0,* number0 number1,10.0
+a driver went number0 miles and then number1 more . how far has she gone ?,3.0 4.0,+ number0 number1,8.0
+a cook needs number0 eggs a day . how many eggs are needed in a week ?,3.0,* number0 7.0,21.0
+"""
+"""A template twice, a quotient, a difference; then two equal numbers, a broken one, a wrong answer, and a constant."""
+
+
+def test_numbers_are_new_and_the_answer_is_the_equations(tmp_path: Path) -> None:
+    """Three or four digits each, whole at each step; what cannot be given new numbers is left out."""
+    (tmp_path / "train.csv").write_text(PROBLEMS)
+    made = {task["id"]: task for task, _ in load("make_tasks").with_new_numbers(tmp_path / "train.csv", 0)}
+    assert list(made) == ["mawps-0", "mawps-2", "mawps-3"]
+    for name, value in (("0", int.__mul__), ("2", int.__floordiv__), ("3", int.__sub__)):
+        task = made[f"mawps-{name}"]
+        left, right = (int(number) for number in re.findall(r"\d+", task["input"]))
+        assert min(left, right) >= 100 and max(left, right) <= 9999
+        assert int(task["expected"]) == value(left, right) > 0
+    assert int(made["mawps-2"]["expected"]) >= 10
+
+
+def test_a_near_copy_is_known_whatever_its_names_and_numbers() -> None:
+    """Half of the pairs of neighbouring words are those of one other problem."""
+    make_tasks = load("make_tasks")
+    known = [make_tasks.pairs("Tom had number0 nickels and number1 dimes in his bank . How many coins did he have ?")]
+    assert make_tasks.is_near_copy("Ann had 12 nickels and 5 dimes in her bank. How many coins did she have?", known)
+    assert not make_tasks.is_near_copy("A train left with 300 people. How many people got off?", known)
 
 
 CLIENT = """

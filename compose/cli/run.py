@@ -114,7 +114,7 @@ def train(
 
     The same run name resumes where it stopped.
 
-    Example: tracegrad train examples/gsm8k/tracegrad.toml --tasks train.jsonl --model models/small
+    Example: tracegrad train examples/math/tracegrad.toml --tasks tasks.jsonl --model models/small
     """
     from ..run.report import make_report, tell_results
 

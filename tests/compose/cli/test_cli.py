@@ -180,13 +180,14 @@ def started_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> RunSetting
 def test_real_problems_need_a_tasks_file_and_a_model_folder_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`tracegrad train examples/gsm8k/tracegrad.toml --tasks FILE --model DIR`, from any folder."""
+    """`tracegrad train examples/math/tracegrad.toml --tasks FILE --model DIR`, from any folder."""
     (tmp_path / "problems.jsonl").write_text('{"id": "a", "input": "1+1", "expected": "2"}\n')
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    file = str(ROOT / "examples" / "gsm8k" / "tracegrad.toml")
-    settings = started_with(monkeypatch, "train", file, "--tasks", "problems.jsonl", "--model", "small")
+    file = str(ROOT / "examples" / "math" / "tracegrad.toml")
+    arguments = ("--tasks", "problems.jsonl", "--model", "small", "--set", "agent.python=python3")
+    settings = started_with(monkeypatch, "train", file, *arguments)
     assert settings.tasks is not None and settings.tasks.file == str(tmp_path / "problems.jsonl")
     assert settings.tasks.eval_file is None
     assert settings.policy.model == str(tmp_path / "small")
