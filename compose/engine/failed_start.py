@@ -124,9 +124,4 @@ def _exceptions(lines: list[str]) -> Iterator[tuple[str, str]]:
                 continue
             # pydantic tells how many errors there are, and which behind it.
             more = lines[number + 1 :][:2] if "validation error" in text else []
-            yield process, " ".join([text, *(one[_end(one) :].strip() for one in more)])
-
-
-def _end(line: str) -> int:
-    mark = _MARK.match(line)
-    return mark.end() if mark else 0
+            yield process, " ".join([text, *(_MARK.sub("", one, count=1).strip() for one in more)])

@@ -88,20 +88,14 @@ def check_engine(url: str, *, model: str, served_name: str, plugin: Path, token:
             if modes.get(flag, wanted) != wanted:
                 lacks = f"its {_key(flag)} is {modes[flag]!r}, not {wanted!r} ({flag})"
     if lacks:
+        # Host, port, dtype, memory and the tool parser are its owner's choice.
+        modes_given = " ".join(f"{flag} {value}" for flag, value in MODES.items())
         raise ConfigurationError(
             f"[engine] url: the engine at {url} cannot be trained with: {lacks}; start it so:\n"
-            f"  {start_command(model=model, served_name=served_name, plugin=plugin)}"
+            f"  PYTHONPATH={shlex.quote(str(plugin))} VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} "
+            f"--served-model-name {shlex.quote(served_name)} --enable-scale-out {modes_given} "
+            f"--worker-extension-cls {WORKER_EXTENSION} --enable-auto-tool-choice --tool-call-parser hermes"
         )
-
-
-def start_command(*, model: str, served_name: str, plugin: Path) -> str:
-    """How one's own engine is started; host, port, dtype, memory and the tool parser are its owner's choice."""
-    modes = " ".join(f"{flag} {value}" for flag, value in MODES.items())
-    return (
-        f"PYTHONPATH={shlex.quote(str(plugin))} VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} "
-        f"--served-model-name {shlex.quote(served_name)} --enable-scale-out {modes} "
-        f"--worker-extension-cls {WORKER_EXTENSION} --enable-auto-tool-choice --tool-call-parser hermes"
-    )
 
 
 def _modes(client: httpx.Client) -> dict[str, Any]:

@@ -125,7 +125,8 @@ class Child:
 
     def start(self) -> None:
         """Starts the process; an argv that cannot be executed makes the child fatal."""
-        self._rotate()
+        if self.log_path.exists() and self.log_path.stat().st_size > _MAX_LOG_BYTES:
+            self.log_path.replace(self.log_path.with_suffix(".log.1"))
         self.beat, self.turned_at, self._silent_s, self._struck = BeatRecord(), None, 0.0, ""
         if self.spec.beats is not None:
             self.spec.beats.unlink(missing_ok=True)
@@ -167,7 +168,8 @@ class Child:
             failed = self.spec.diagnose(self._output(_MAX_OUTPUT))
             self.is_hopeless = self._is_hopeless(failed, status)
             cause = _CAUSE_FOLLOWS + failed.cause if failed.cause else ""
-        self.why = f"{told}{cause}{_LOG_FOLLOWS}{self.log_path}:\n{self.last_lines()}"
+        last = "\n".join(self._output(16_384).splitlines()[-_LAST_LINES:]) or "(it wrote nothing)"
+        self.why = f"{told}{cause}{_LOG_FOLLOWS}{self.log_path}:\n{last}"
         if status == 0 and self.spec.is_job:
             self.state = ProcessState.DONE
             self.why = ""
@@ -263,11 +265,8 @@ class Child:
         if self.spec.target is not None:
             withdraw(self.spec.target)
 
-    def last_lines(self) -> str:
-        """The end of what this process, not an earlier one, wrote."""
-        return "\n".join(self._output(16_384).splitlines()[-_LAST_LINES:]) or "(it wrote nothing)"
-
     def _output(self, num_bytes: int) -> str:
+        """The end of what this process, not an earlier one, wrote."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - num_bytes))
@@ -286,10 +285,6 @@ class Child:
             why=self.why.partition("\n")[0].partition(_LOG_FOLLOWS)[0].partition(_CAUSE_FOLLOWS)[0],
             at_ms=int(1000 * time.time()),
         )
-
-    def _rotate(self) -> None:
-        if self.log_path.exists() and self.log_path.stat().st_size > _MAX_LOG_BYTES:
-            self.log_path.replace(self.log_path.with_suffix(".log.1"))
 
 
 def describe_exit(status: int) -> str:

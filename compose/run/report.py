@@ -27,7 +27,7 @@ from tracegrad.schemas.log.follow import PATIENCE_S
 from tracegrad.schemas.reasons import Reason, row_of
 from tracegrad.schemas.records.training import LOGPROB_ERROR_BOUND
 from tracegrad.schemas.records.versions import Version, parse_label
-from tracegrad.schemas.records.weights import VersionManifest, folder_of
+from tracegrad.schemas.records.weights import folder_of
 from tracegrad.schemas.topics import Topic
 
 from ..engine.fetch_model import with_local_model
@@ -123,17 +123,13 @@ def account(wiring: Wiring, *, is_live: bool) -> Report:
         ring=wiring.ring,
         starts=wiring.run_dir.starts,
         is_live=is_live,
-        look=_verify,
+        # Wherever it lies, as its own run says.
+        look=lambda manifest: verify_version(manifest, os.path.dirname(manifest.uri)),
         weight_root=str(wiring.run_dir.weights),
         num_kept=wiring.settings.trainer.keep_versions,
         trains_captured=wiring.settings.select.train,
         takes_feedback=wiring.settings.feedback is not None,
     )
-
-
-def _verify(manifest: VersionManifest) -> Path:
-    """Wherever it lies, as its own run says. Raises RecordError."""
-    return verify_version(manifest, os.path.dirname(manifest.uri))
 
 
 def report_lines(report: Report) -> list[str]:

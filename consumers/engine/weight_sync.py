@@ -260,52 +260,38 @@ def run(
     metrics: Metrics,
     poll_s: float = 1.0,
 ) -> None:
-    """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing, the
-    newest version cannot be served)."""
-    with httpx.Client(base_url=handles.engine_url.rstrip("/"), headers=bearer(handles.engine_token)) as client:
+    """Reads, folds, reconciles until `stop` is set; the first look at the engine waits until all that lay on the log
+    was folded. An engine that is away is looked at again after `poll_s` or at the next record.
+
+    Raises FatalError only (the log lost records, a topic is missing, the newest version cannot be served).
+    """
+    with (
+        httpx.Client(base_url=handles.engine_url.rstrip("/"), headers=bearer(handles.engine_token)) as client,
+        closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=poll_s, stop=stop)) as chunks,
+    ):
         writer = log.writer()
         sync = WeightSync(handles=handles, control=VllmControl(client), writer=writer, topics=topics, metrics=metrics)
-        try:
-            follow_weights(sync, topics=topics, log=log, stop=stop, poll_s=poll_s)
-        finally:
-            _close(writer)
-            _logger.info("weight sync of engine %s ends: %s", handles.engine_id, metrics.snapshot())
-
-
-def follow_weights(
-    sync: WeightSync,
-    *,
-    topics: Topics,
-    log: Log,
-    stop: threading.Event,
-    poll_s: float = 1.0,
-) -> None:
-    """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded.
-
-    An engine that is away needs no pauses of its own: it is looked at again after `poll_s` or at the next record.
-    """
-    with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=poll_s, stop=stop)) as chunks:
         was_away = False
-        for chunk in chunks:
-            beat()
-            sync.fold(chunk.records)
-            if not chunk.is_caught_up:
-                continue
+        try:
+            for chunk in chunks:
+                beat()
+                sync.fold(chunk.records)
+                if not chunk.is_caught_up:
+                    continue
+                try:
+                    sync.reconcile()
+                except UnavailableError as error:
+                    metrics.add(ENGINE_AWAY)
+                    if not was_away:
+                        _logger.warning("waiting for engine %s or the log: %s", handles.engine_id, error)
+                    was_away = True
+                else:
+                    if was_away:
+                        _logger.info("engine %s and the log answer again", handles.engine_id)
+                    was_away = False
+        finally:
             try:
-                sync.reconcile()
+                writer.close()
             except UnavailableError as error:
-                sync.metrics.add(ENGINE_AWAY)
-                if not was_away:
-                    _logger.warning("waiting for engine %s or the log: %s", sync.handles.engine_id, error)
-                was_away = True
-            else:
-                if was_away:
-                    _logger.info("engine %s and the log answer again", sync.handles.engine_id)
-                was_away = False
-
-
-def _close(writer: LogWriter) -> None:
-    try:
-        writer.close()
-    except UnavailableError as error:
-        _logger.warning("the last acknowledgements may be missing: %s", error)
+                _logger.warning("the last acknowledgements may be missing: %s", error)
+            _logger.info("weight sync of engine %s ends: %s", handles.engine_id, metrics.snapshot())
