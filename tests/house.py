@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("schemas", "producers", "streams", "trainer", "consumers", "compose")
 FILES = tuple(sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")))
 PLUGIN = "consumers/engine/vllm_plugin.py"
+TOOL_PARSER = "consumers/engine/json_block.py"
 RUN_BY_PATH = (
     "compose/die_with_parent.py",
     "producers/runner/hosted/agent_host.py",
@@ -19,6 +20,7 @@ RUN_BY_PATH = (
     "producers/runner/hosted/host_main.py",
     "producers/runner/hosted/span_ledger.py",
     PLUGIN,
+    TOOL_PARSER,
 )
 """Run or loaded where we may not be installed, so they import nothing of ours."""
 

@@ -1,9 +1,8 @@
-"""What the examples bring besides settings: a tool parser, tools whose numbers keep their digits, taps that end."""
+"""What the examples bring besides settings: tasks, tools whose numbers keep their digits, taps that end."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -17,7 +16,6 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MATH = EXAMPLES / "math"
-CALL = '{"name": "calculator", "arguments": {"expression": "6*7"}}'
 
 
 def load(name: str) -> Any:
@@ -27,34 +25,6 @@ def load(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-WRITTEN = {
-    f"<tool_call>\n{CALL}\n</tool_call>": ["calculator"],
-    f"```json\n{CALL}\n```": ["calculator"],
-    f"So:\n{CALL}\n{CALL}": ["calculator", "calculator"],
-    '```json\n{"answer": 42}\n```': [],
-    CALL[:-3]: [],
-}
-"""What a model may write -> the tools that it calls."""
-READ = """
-import json, sys, types
-sys.path.insert(0, sys.argv[1])
-from tool_parser import JsonBlockToolParser
-parser = JsonBlockToolParser(types.SimpleNamespace(get_vocab=dict))
-found = {text: parser.extract_tool_calls(text, None) for text in json.load(sys.stdin)}
-print(json.dumps({text: [call.function.name for call in calls.tool_calls] for text, calls in found.items()}))
-"""
-
-
-@pytest.mark.engine
-def test_calls_are_read_as_models_write_them() -> None:
-    """By the template's tags, as vLLM's own parser does, and as plain JSON; in the process of an engine."""
-    command = [sys.executable, "-c", READ, str(MATH)]
-    told = subprocess.run(
-        command, input=json.dumps(list(WRITTEN)), capture_output=True, text=True, timeout=110, check=True
-    )
-    assert json.loads(told.stdout.splitlines()[-1]) == WRITTEN
 
 
 @pytest.fixture

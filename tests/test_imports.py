@@ -18,6 +18,7 @@ from tests.house import (
     ROOMS,
     ROOT,
     RUN_BY_PATH,
+    TOOL_PARSER,
     files_imported,
     imports,
     module_of,
@@ -43,7 +44,7 @@ DOORS = {
     "faust": ("streams/shell/",),
     "mode": ("streams/shell/",),
     "aiokafka": ("streams/shell/",),
-    **dict.fromkeys(("torch", "transformers", "peft", "vllm", "safetensors"), ("trainer/", PLUGIN)),
+    **dict.fromkeys(("torch", "transformers", "peft", "vllm", "safetensors"), ("trainer/", PLUGIN, TOOL_PARSER)),
 }
 """Package -> the only places that import it; everybody else is handed what is made of it."""
 ALONE = {"trainer/algorithm/": {"torch", "msgspec", "tracegrad.schemas.errors", "tracegrad.schemas.section"}}

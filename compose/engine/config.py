@@ -31,7 +31,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16"] | None = None
     """`float32`, `bfloat16`, as `[trainer]` publishes: set both or neither. None: float32 on CPU, bfloat16 on a GPU."""
     tool_call_parser: str | None = "hermes"
-    """vLLM's parser of the model's tool calls; None: the model calls no tools."""
+    """vLLM's parser of the model's tool calls, or ours, `json_block`, for a model that writes a call as fenced or bare
+    JSON; None: the model calls no tools."""
     tool_parser_plugin: File | None = None
     """A Python file that registers a parser of one's own with vLLM."""
     kv_cache_bytes: Count | None = None

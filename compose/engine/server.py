@@ -31,6 +31,8 @@ MODES = {"--logprobs-mode": "processed_logprobs", "--generation-config": "vllm"}
 _MODULE = "tracegrad_vllm_plugin"
 WORKER_EXTENSION = f"{_MODULE}.{vllm_plugin.VersionLoader.__name__}"
 """What vLLM adds to its worker, by the name under which the laid file is imported."""
+_JSON_BLOCK = Path(vllm_plugin.__file__).with_name("json_block.py")
+"""A tool parser that vLLM lacks, under the name of its file."""
 GUARD = f"{_MODULE}.{vllm_plugin.Guard.__name__}"
 """What stands before each of its routes."""
 _PROBE = """
@@ -113,8 +115,9 @@ def engine_argv(config: EngineConfig, handles: EngineHandles, *, is_cpu: bool) -
     if config.tool_call_parser:
         options.append(("--tool-call-parser", config.tool_call_parser))
         flags.append("--enable-auto-tool-choice")
-    if config.tool_parser_plugin:
-        options.append(("--tool-parser-plugin", config.tool_parser_plugin))
+    plugin = config.tool_parser_plugin or (_JSON_BLOCK if config.tool_call_parser == _JSON_BLOCK.stem else None)
+    if plugin is not None:
+        options.append(("--tool-parser-plugin", plugin))
     script = install_plugin(handles.work_dir)
     given = [text for name, value in options for text in (name, str(value))]
     return [config.python or sys.executable, str(script), *given, *flags, *config.args]

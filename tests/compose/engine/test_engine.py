@@ -71,6 +71,16 @@ def test_files_of_ones_own_are_named_to_vllm(tmp_path: Path) -> None:
     assert "--chat-template" not in engine_argv(config, handles, is_cpu=True)
 
 
+def test_a_shipped_parser_is_named_by_its_file(tmp_path: Path) -> None:
+    """`json_block` is ours; a plug-in of that name that somebody else wrote counts above it."""
+    argv = engine_argv(*config_for(tmp_path, tool_call_parser="json_block"), is_cpu=True)
+    assert option(argv, "--tool-call-parser") == "json_block"
+    assert 'register_module("json_block"' in Path(option(argv, "--tool-parser-plugin")).read_text()
+    own = config_for(tmp_path, tool_call_parser="json_block", tool_parser_plugin="own.py")
+    assert option(engine_argv(*own, is_cpu=True), "--tool-parser-plugin") == "own.py"
+    assert "--tool-parser-plugin" not in engine_argv(*config_for(tmp_path), is_cpu=True)
+
+
 def test_gpu_build_gets_no_cpu_settings(tmp_path: Path) -> None:
     """bfloat16, graphs, its own cache size and executor."""
     argv = engine_argv(*config_for(tmp_path, tool_call_parser=None), is_cpu=False)
