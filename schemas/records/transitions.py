@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -163,32 +162,21 @@ TRANSITIONS_SCHEMA = pa.schema(
         }
     )
 )
+_ROW = pa.struct(list(TRANSITIONS_SCHEMA))
 
 
 def encode_group(summary: GroupSummary, rows: list[SegmentRow]) -> bytes:
     """The group's Arrow IPC stream, uncompressed (Kafka compresses); equal groups give equal bytes."""
     encoded_summary = msgspec.json.encode(summary, order="deterministic")
     schema = TRANSITIONS_SCHEMA.with_metadata({_METADATA_KEY: encoded_summary})
-    arrays = [_column(field, summary, rows) for field in TRANSITIONS_SCHEMA]
+    of_group = {name: getattr(summary, name) for name in ("task_id", "group_id", "policy")}
+    told = [of_group | msgspec.structs.asdict(row) | {"turns": msgspec.to_builtins(row.turns)} for row in rows]
+    batch = pa.RecordBatch.from_struct_array(pa.array(told, _ROW))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
     encoded: bytes = sink.getvalue().to_pybytes()
     return encoded
-
-
-def _column(field: pa.Field, summary: GroupSummary, rows: Sequence[SegmentRow]) -> pa.Array:
-    if field.name == "turns":
-        return pa.array(msgspec.to_builtins([row.turns for row in rows]), field.type)
-    if field.name in ("task_id", "group_id", "policy"):
-        return pa.array([getattr(summary, field.name)] * len(rows), field.type)
-    values = [getattr(row, field.name) for row in rows]
-    if not pa.types.is_list(field.type):
-        return pa.array(values, field.type)
-    # Counted by Python: Arrow then refuses more tokens than its int32 offsets hold, where numpy would wrap.
-    offsets = [*itertools.accumulate(map(len, values), initial=0)]
-    tokens = np.concatenate(values) if values else []
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(tokens, field.type.value_type))
 
 
 def decode_group(data: bytes | None) -> tuple[GroupSummary, list[SegmentRow]]:
