@@ -20,7 +20,7 @@ rest, and counted.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -96,7 +96,7 @@ class Refold:
         self._topics = topics
         self._recorded = recorded
         self._clock_rate = clock_rate
-        self._held: dict[int, _OpenEpisode] = {}
+        self._held: defaultdict[int, _OpenEpisode] = defaultdict(_OpenEpisode)
         """Of episodes that are not whole yet."""
         self._order = _InOrder(recorded.order)
         self._num_left = Counter(episode.group for episode in recorded.episodes if episode.is_member)
@@ -146,7 +146,7 @@ class Refold:
                 yield from self._assembled(output)
         for claim in here:
             if claim.is_feedback and record.value is not None:
-                self._holder(claim.episode).said.append(record.value)
+                self._held[claim.episode].said.append(record.value)
             if self._recorded.is_whole_with(claim.episode):
                 yield from self._make(claim.episode)
 
@@ -169,9 +169,6 @@ class Refold:
                 if self._recorded.is_whole_with(claim.episode):
                     yield from self._make(claim.episode)
 
-    def _holder(self, number: int) -> _OpenEpisode:
-        return self._held.setdefault(number, _OpenEpisode())
-
     def _hold(self, output: Output, here: Sequence[Claim]) -> None:
         """Facts go to the episode that they were in; to two, where a killed worker's came again when one had closed."""
         key = whose_facts(output.value)
@@ -179,7 +176,7 @@ class Refold:
         # One that names more than it was made of may name what another was made of.
         exact = [claim for claim in claims if self._recorded.episodes[claim.episode].is_exact]
         for claim in exact or claims[:1]:
-            self._holder(claim.episode).facts.append(output)
+            self._held[claim.episode].facts.append(output)
         self.counts["unclaimed"] += not claims
 
     def _make(self, number: int) -> Iterator[Output]:

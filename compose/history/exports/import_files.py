@@ -5,7 +5,8 @@
 In: the files, where the progress is kept, the log, on which nobody else writes. Out: records, each with the time of its
 latest end, and the progress. Invariant: whoever is killed when, the next call goes on, and the log holds each piece
 once, in the files' order within each partition: the progress says up to where all is acknowledged, and each record
-behind that says in a header which piece it is. Memory holds one request, or 8 MiB of records. Failure:
+behind that says in a header which piece it is. Memory holds one request, or 8 MiB of them, whose spans of one
+trace become one record, in the place of the last. Failure:
 ConfigurationError (another file, nothing readable), UnavailableError and LogGapError of the log.
 """
 
@@ -13,11 +14,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,7 @@ from tracegrad.producers.otlp_gateway.split import Piece, split
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError
 from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Record, TopicPartition
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
@@ -39,7 +39,7 @@ PIECE_HEADER = "tracegrad.piece"
 _TARGET_BYTES = 1_000_000
 """Pieces of a trace are closed at this size, as by the OTLP gateway."""
 _WINDOW_RECORDS, _WINDOW_BYTES = 500, 8 * 1024 * 1024
-"""Appended before all are awaited."""
+"""Gathered before they are appended and awaited."""
 _ACK_S = 60.0
 _MAX_TOLD = 20
 
@@ -129,30 +129,40 @@ class _Import:
     topics: Topics
     files: FileList
     progress: ImportProgress
-    waiting: list[Future[Position]] = field(default_factory=list)
-    waiting_bytes: int = 0
+    window: dict[object, tuple[bytes, FileItem, Any]] = field(default_factory=dict)
+    """Which piece of the files a record is, and of what; of a trace one record, as old as the last that came to it."""
 
     def run(self) -> Generator[None, None, None]:
         """Steps behind each window, and at the end."""
-        there, writer = set(self._written()), self.log.writer()
+        there, writer, num_bytes = set(self._written()), self.log.writer(), 0
         try:
             for item in read_files(self.files, self.progress.place):
-                for number, record in enumerate(self._records_of(item)):
-                    header = f"{item.place.item} {number} {item.place.file}".encode()
-                    if header in there:
-                        there.remove(header)
-                    else:
-                        self._append(writer, item.place, header, record)
+                for number, made in enumerate(self._made_of(item)):
+                    self._gather(f"{item.place.item} {number} {item.place.file}".encode(), item, made)
+                    num_bytes += made.num_bytes if isinstance(made, Piece) else 0
                 self.progress.place = item.place
-                # Not before all that a killed one wrote has been passed: `ends` lies behind it.
-                if not there and (len(self.waiting) >= _WINDOW_RECORDS or self.waiting_bytes >= _WINDOW_BYTES):
-                    self._save()
+                # By the files alone, so that who is called again makes the records that a killed one wrote.
+                if len(self.window) >= _WINDOW_RECORDS or num_bytes >= _WINDOW_BYTES:
+                    self._write(writer, there)
+                    num_bytes = 0
                     yield
             self.progress.is_whole = True
-            self._save()
+            self._write(writer, there)
             yield
         finally:
             writer.close()
+
+    def _gather(self, header: bytes, item: FileItem, made: Any) -> None:
+        """Spans of a trace lie in many requests, and a record costs more than a span of it."""
+        key = (item.signal, made.trace_id) if isinstance(made, Piece) and made.trace_id else header
+        first = self.window.pop(key, None)
+        if first is not None and first[2].num_bytes + made.num_bytes <= _TARGET_BYTES:
+            first[2].items += made.items
+            first[2].num_bytes += made.num_bytes
+            header, item, made = first
+        elif first is not None:
+            self.window[first[0]] = first
+        self.window[key] = header, item, made
 
     def _written(self) -> Iterator[bytes]:
         """Which pieces lie behind what was acknowledged: their writer was killed."""
@@ -162,32 +172,33 @@ class _Import:
                 ends[record.partition] = record.offset + 1
                 yield dict(record.headers).get(PIECE_HEADER, b"")
 
-    def _append(self, writer: LogWriter, place: Place, header: bytes, record: _NewRecord) -> None:
-        topic = self.topics.name(record.topic)
-        # Without a key a client would choose by chance, and each start another one.
-        partition = None if record.key is not None else place.item % len(self.progress.ends[topic])
-        future = writer.append(
-            topic,
-            key=record.key,
-            value=record.value,
-            headers=(*record.headers, (PIECE_HEADER, header)),
-            partition=partition,
-            timestamp_ms=record.timestamp_ms,
-        )
-        self.waiting.append(future)
-        self.waiting_bytes += len(record.value)
-
-    def _save(self) -> None:
-        for future in self.waiting:
+    def _write(self, writer: LogWriter, there: set[bytes]) -> None:
+        """The window's records that are not there yet, and then the progress."""
+        waiting = []
+        made = [(header, item, self._record_of(item, one)) for header, item, one in self.window.values()]
+        for header, item, record in (one for one in made if one[0] not in there):
+            topic = self.topics.name(record.topic)
+            # Without a key a client would choose by chance, and each start another one.
+            partition = None if record.key is not None else item.place.item % len(self.progress.ends[topic])
+            future = writer.append(
+                topic,
+                key=record.key,
+                value=record.value,
+                headers=(*record.headers, (PIECE_HEADER, header)),
+                partition=partition,
+                timestamp_ms=record.timestamp_ms,
+            )
+            waiting.append(future)
+        self.window.clear()
+        for future in waiting:
             at = future.result(_ACK_S)
             self.progress.ends[at.topic][at.partition] = at.offset + 1
-        self.waiting, self.waiting_bytes = [], 0
         write_record(self.path, self.progress)
 
-    def _records_of(self, item: FileItem) -> Iterator[_NewRecord]:
-        topic, lost, pieces = item.signal.topic, list(item.lost), list[Piece]()
+    def _made_of(self, item: FileItem) -> Iterator[Piece | _NewRecord]:
+        lost, pieces = list(item.lost), list[Piece]()
         if item.request is not None:
-            limit_bytes = self.topics.value_bytes(topic)
+            limit_bytes = self.topics.value_bytes(item.signal.topic)
             try:
                 pieces, rejected = split(
                     item.signal, item.request, target_bytes=_TARGET_BYTES, item_limit_bytes=limit_bytes
@@ -203,16 +214,20 @@ class _Import:
                 self._count(Reason.METRICS)
             else:
                 yield self._dead_letter(item, one)
-        for piece in pieces:
-            self._count("records")
-            self._count(item.signal.fields, len(piece.items))
-            latest_ms = max(ended_ns(one) for *_, one in piece.items) // 1_000_000
-            # A broker takes no record of the future, and a clock that goes wrong must not end an import. Without a time
-            # a record is as old as those before it.
-            at_ms = min(latest_ms or self.progress.newest_ms or 1, self.files.listed_ms)
-            self.progress.newest_ms = max(self.progress.newest_ms, at_ms)
-            self.progress.behind_ms = max(self.progress.behind_ms, self.progress.newest_ms - at_ms)
-            yield _NewRecord(topic, trace_key(piece.trace_id), piece.value(), at_ms)
+        yield from pieces
+
+    def _record_of(self, item: FileItem, piece: Piece | _NewRecord) -> _NewRecord:
+        if isinstance(piece, _NewRecord):
+            return piece
+        self._count("records")
+        self._count(item.signal.fields, len(piece.items))
+        latest_ms = max(ended_ns(one) for *_, one in piece.items) // 1_000_000
+        # A broker takes no record of the future, and a clock that goes wrong must not end an import. Without a time
+        # a record is as old as those before it.
+        at_ms = min(latest_ms or self.progress.newest_ms or 1, self.files.listed_ms)
+        self.progress.newest_ms = max(self.progress.newest_ms, at_ms)
+        self.progress.behind_ms = max(self.progress.behind_ms, self.progress.newest_ms - at_ms)
+        return _NewRecord(item.signal.topic, trace_key(piece.trace_id), piece.value(), at_ms)
 
     def _dead_letter(self, item: FileItem, lost: LostBytes) -> _NewRecord:
         """By reference."""

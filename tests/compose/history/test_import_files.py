@@ -186,7 +186,7 @@ def test_killed_between_any_two_steps_it_ends_with_equal_bytes(
 def test_records_that_were_never_acknowledged_are_written_again(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those behind them lie there already, further than a window of the next call reaches, and stay alone."""
+    """Those behind them lie there already, and stay alone."""
     monkeypatch.setattr(time, "time", lambda: 1.8e9)
     log, whole = new_log(), new_log()
     for folder in ("whole", "source"):
@@ -195,10 +195,6 @@ def test_records_that_were_never_acknowledged_are_written_again(
     log.fail_next(UnavailableError("away"))
     with pytest.raises(UnavailableError):
         imported(files, tmp_path / "source", log, TOPICS)
-    monkeypatch.setattr(module, "_WINDOW_RECORDS", 1)
-    stop = threading.Event()
-    stop.set()
-    imported(files, tmp_path / "source", log, TOPICS, stop=stop)
     imported(files, tmp_path / "source", log, TOPICS)
 
     def once(written: MemoryLog) -> Counter[object]:
@@ -219,10 +215,23 @@ def test_it_stops_when_it_is_told_and_goes_on(files: Path, source: Path, monkeyp
     assert imported(files, source, log, TOPICS).is_whole
 
 
+def test_spans_of_a_trace_in_many_requests_are_one_record(tmp_path: Path, source: Path) -> None:
+    """As a Collector writes them, requests hold spans of many traces; they stay in order, and below a record's size."""
+    one, other, large = "ab" * 16, "cd" * 16, "x" * 600_000
+    requests = [otlp(span(one, 1)), otlp(span(other, 2)), otlp(span(one, 3), span(other, 4), span(one, 5))]
+    requests += [otlp(span(other, 6, text=large)), otlp(span(other, 7, text=large))]
+    (tmp_path / "x").write_bytes(framed(requests))
+    log = new_log()
+    assert imported(tmp_path / "x", source, log, TOPICS).counts["records"] == 3
+    found = [(record.key, [it.span_id[-1] for _, it in spans_of([record.value or b""])]) for record in held(log)]
+    in_order = sorted(found, key=lambda one: one[1])
+    assert in_order == [(one.encode(), [1, 3, 5]), (other.encode(), [2, 4, 6]), (other.encode(), [7])]
+
+
 def test_a_clock_that_goes_wrong_ends_no_import(tmp_path: Path, source: Path) -> None:
     """A broker refuses records of the future, and 0 means now."""
     ends = (0, 2 * BEGAN_NS)
-    (tmp_path / "x").write_bytes(framed(otlp(span("ab" * 16, 1, at=at)) for at in ends))
+    (tmp_path / "x").write_bytes(framed(otlp(span(f"{at + 1:032x}", 1, at=at)) for at in ends))
     log = new_log()
     imported(tmp_path / "x", source, log, TOPICS)
     listed_ms = json.loads((source / "files.json").read_bytes())["listed_ms"]
