@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -20,7 +21,8 @@ from tests.memory_log import MemoryLog
 from tests.served.served_proof import find_proof
 from tests.streams.make import RUN_HASH, TOPICS, Streams, config
 from tracegrad.consumers.audit.account import audit
-from tracegrad.consumers.engine.weight_sync import WeightSync, WeightSyncHandles, follow_weights
+from tracegrad.consumers.engine import weight_sync
+from tracegrad.consumers.engine.weight_sync import WeightSync, WeightSyncHandles
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import StepLines
 from tracegrad.consumers.views.watch import fold_present
@@ -183,9 +185,8 @@ def by_weight_sync(log: Log, folder: Path) -> Any:
             stop.set()
 
     handles = WeightSyncHandles(policy="policy", engine_id="engine-0", engine_url="", weight_root="/")
-    control: Any = None
-    sync = Looking(handles=handles, control=control, writer=log.writer(), topics=TOPICS, metrics=Metrics())
-    follow_weights(sync, topics=TOPICS, log=log, stop=stop)
+    with patch.object(weight_sync, "WeightSync", Looking):
+        weight_sync.run(handles, topics=TOPICS, log=log, stop=stop, metrics=Metrics())
     return seen
 
 
