@@ -167,8 +167,7 @@ _ROW = pa.struct(list(TRANSITIONS_SCHEMA))
 
 def encode_group(summary: GroupSummary, rows: list[SegmentRow]) -> bytes:
     """The group's Arrow IPC stream, uncompressed (Kafka compresses); equal groups give equal bytes."""
-    encoded_summary = msgspec.json.encode(summary, order="deterministic")
-    schema = TRANSITIONS_SCHEMA.with_metadata({_METADATA_KEY: encoded_summary})
+    schema = TRANSITIONS_SCHEMA.with_metadata({_METADATA_KEY: msgspec.json.encode(summary, order="deterministic")})
     of_group = {name: getattr(summary, name) for name in ("task_id", "group_id", "policy")}
     told = [of_group | msgspec.structs.asdict(row) | {"turns": msgspec.to_builtins(row.turns)} for row in rows]
     batch = pa.RecordBatch.from_struct_array(pa.array(told, _ROW))

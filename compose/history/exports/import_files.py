@@ -13,7 +13,8 @@ ConfigurationError (another file, nothing readable), UnavailableError and LogGap
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from tracegrad.producers.otlp_gateway.split import Piece, split
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError
 from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Position, Record, TopicPartition
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
@@ -174,22 +175,24 @@ class _Import:
 
     def _write(self, writer: LogWriter, there: set[bytes]) -> None:
         """The window's records that are not there yet, and then the progress."""
-        waiting = []
+        waiting = list[Future[Position]]()
         made = [(header, item, self._record_of(item, one)) for header, item, one in self.window.values()]
         for header, item, record in (one for one in made if one[0] not in there):
             topic = self.topics.name(record.topic)
-            # Without a key a client would choose by chance, and each start another one.
-            partition = None if record.key is not None else item.place.item % len(self.progress.ends[topic])
             future = writer.append(
                 topic,
                 key=record.key,
                 value=record.value,
                 headers=(*record.headers, (PIECE_HEADER, header)),
-                partition=partition,
+                # Without a key a client would choose by chance, and each start another one.
+                partition=None if record.key is not None else item.place.item % len(self.progress.ends[topic]),
                 timestamp_ms=record.timestamp_ms,
             )
             waiting.append(future)
         self.window.clear()
+        self._save(waiting)
+
+    def _save(self, waiting: Iterable[Future[Position]]) -> None:
         for future in waiting:
             at = future.result(_ACK_S)
             self.progress.ends[at.topic][at.partition] = at.offset + 1
