@@ -97,7 +97,7 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:  # the one outermost handler
-        show, option = getattr(error, "show", None), getattr(error, "option_name", None) or sys.argv[1]
+        show, option = getattr(error, "show", None), getattr(error, "option_name", None) or "".join(sys.argv[1:2])
         if option in GONE:
             echo(f"tracegrad: {option}: it is gone: {GONE[option]}", is_error=True)
             sys.exit(FATAL_EXIT_STATUS)

@@ -138,15 +138,16 @@ def check(
     model: Model = None,
     set_: Set = None,
 ) -> None:
-    """Look for what would end a training run, and start nothing: settings, tasks, model, template, ports; agent and
-    grader are loaded once.
+    """Look for what would end a run, before it is started: settings, tasks, model, chat template, ports. The agent and
+    the grader are loaded once.
 
     Example: tracegrad check tracegrad.toml
     """
     from ..run.report import with_start_model
 
     flags = {"tasks.file": str(tasks) if tasks else None, "policy.model": model} | set_flags(set_ or [])
-    settings, show = load_settings(file, flags, for_training=True), Show()
+    trains_captured = load_settings(file, flags, for_training=False).select.train
+    settings, show = load_settings(file, flags, for_training=not trains_captured), Show()
     known = tasks_of(settings)
     with tempfile.TemporaryDirectory(prefix="tracegrad-check-") as folder:
         run_dir = RunDir(Path(folder) / settings.run)

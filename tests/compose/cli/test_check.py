@@ -62,6 +62,14 @@ def test_what_cannot_be_loaded_ends_it_before_a_broker_or_engine_starts(
     assert [*(tmp_path / "runs").glob("*/kafka/*"), *(tmp_path / "runs").glob("*/logs/engine*")] == []
 
 
+def test_a_run_on_captured_traffic_is_checked_as_up_would_start_it(file: Path) -> None:
+    """It has no tasks to train on; its held-out ones, and the agent that answers them, are."""
+    feedback = file.parents[1] / "feedback"
+    shutil.copytree(CALCULATOR.parent / "feedback", feedback, ignore=shutil.ignore_patterns("__pycache__"))
+    result = CliRunner().invoke(app, ["check", str(feedback), "--model", str(file.parent / "policy")])
+    assert (result.exit_code, result.output.splitlines()[-1]) == (0, "128 tasks; nothing was found that ends a run")
+
+
 def test_a_grader_that_pays_the_expected_answer_nothing_is_said(file: Path) -> None:
     """`check` passes: only a person knows."""
     text = "def grade(task, output, attempt):\n    return float(output == {'answer': task['expected']})\n"

@@ -46,6 +46,12 @@ def leave(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> Any:
     return left.value.code
 
 
+def test_the_bare_command_shows_its_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a usage error; nothing has been asked for."""
+    assert leave(monkeypatch) == 2
+    assert "Train LLM agents from their traces" in capsys.readouterr().out
+
+
 def test_help_shows_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     """What runs something, what looks at it."""
     app(["--help"], standalone_mode=False)

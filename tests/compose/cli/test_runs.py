@@ -42,6 +42,21 @@ def test_runs_are_listed_with_what_decides_what_is_learned(tmp_path: Path, capsy
     assert "trainer.lr=0.00001" in shown and "hush" not in f"{shown}{old}"
 
 
+def test_a_run_that_is_damaged_or_half_made_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is shown with its fault, and what was begun and never started can be removed."""
+    made(tmp_path, "sound")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    half = made(tmp_path, "half")
+    half.config.unlink()
+    half.endpoints_file.unlink()
+    told = {one["run"]: one for one in listed(tmp_path, capsys)}
+    assert told.keys() == {"sound", "half", "broken"} and told["sound"]["state"] == "not running"
+    assert told["broken"]["state"] == "damaged" and "run.json" in told["broken"]["differs"]["error"]  # type: ignore[index]
+    command.remove("half", is_sure=True, runs_dir=tmp_path)
+    assert not half.path.exists()
+
+
 def test_a_folder_without_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For scripts it is an empty list."""
     assert listed(tmp_path, capsys) == []
