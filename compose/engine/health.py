@@ -93,7 +93,8 @@ def check_engine(url: str, *, model: str, served_name: str, plugin: Path, token:
             f"[engine] url: the engine at {url} cannot be trained with: {lacks}; start it so:\n"
             f"  PYTHONPATH={shlex.quote(str(plugin))} VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} "
             f"--served-model-name {shlex.quote(served_name)} --enable-scale-out "
-            f"{' '.join(map(' '.join, MODES.items()))} --worker-extension-cls {WORKER_EXTENSION} --enable-auto-tool-choice --tool-call-parser hermes"
+            f"{' '.join(map(' '.join, MODES.items()))} "
+            f"--worker-extension-cls {WORKER_EXTENSION} --enable-auto-tool-choice --tool-call-parser hermes"
         )
 
 
