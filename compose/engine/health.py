@@ -89,11 +89,11 @@ def check_engine(url: str, *, model: str, served_name: str, plugin: Path, token:
                 lacks = f"its {_key(flag)} is {modes[flag]!r}, not {wanted!r} ({flag})"
     if lacks:
         # Host, port, dtype, memory and the tool parser are its owner's choice.
+        modes_given = " ".join(f"{flag} {value}" for flag, value in MODES.items())
         raise ConfigurationError(
             f"[engine] url: the engine at {url} cannot be trained with: {lacks}; start it so:\n"
             f"  PYTHONPATH={shlex.quote(str(plugin))} VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} "
-            f"--served-model-name {shlex.quote(served_name)} --enable-scale-out "
-            f"{' '.join(map(' '.join, MODES.items()))} "
+            f"--served-model-name {shlex.quote(served_name)} --enable-scale-out {modes_given} "
             f"--worker-extension-cls {WORKER_EXTENSION} --enable-auto-tool-choice --tool-call-parser hermes"
         )
 

@@ -67,7 +67,7 @@ def _check_functions(wiring: Wiring, tasks: Sequence[Task], show: Show) -> None:
     known = [task for task in tasks if task.expected is not None]
     if agent is None or reward is None:
         return
-    odd = asyncio.run(check_functions(agent, reward, wiring.runner(), next(iter(known), None)))
+    odd = asyncio.run(check_functions(agent, reward, wiring.runner(), known[0] if known else None))
     if (num_unknown := len(tasks) - len(known)) > 0:
         show.say(f"{num_unknown} of {len(tasks)} tasks have no `expected`, by which a grader judges")
     if odd:
