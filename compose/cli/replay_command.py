@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -18,14 +18,14 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.where import Term
 from tracegrad.trainer.history.config import Mode
 
-from ..history.request import DryRun, ReplayRequest
+from ..history.request import DryRun, ReplayRequest, code_digest, known_source
 from ..kafka.client_settings import KafkaConfig
 from ..printable_log import LogFormat
 from ..run.load import load_over
+from ..run.run_dir import RunDir
 from ..run.session import INTERRUPTED
 from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
-from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, LogFormatOption, RunsDirOption, find_run, load_settings, log_as
 from .run import Set, set_flags
 
@@ -143,7 +143,6 @@ def replay(
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
     """
     from ..history.replay import history_settings, replayed_settings, run_replay
-    from ..history.request import code_digest
 
     log_as(log_format, into, "replay")
     with closing(choose_show(as_json=as_json)) as show:
@@ -156,15 +155,15 @@ def replay(
             rating = {"history.rewards": rewards, "history.tasks": tasks, "reward.grader": grader}
             # What cannot work fails here, before files are imported.
             settings = history_settings(_settings_of(RunSettings(run=into), file, flags | _texts(rating), None), mode)
-            meant = _foreign_range(from_, asked, into, runs_dir, show)
+            meant = _of_foreign(from_, asked, into, runs_dir, show)
         else:
             _check_left_out(from_, {**elsewhere, "--rewards": rewards, "--tasks": tasks})
-            meant = history_range(from_, to, source_dir, runs_dir, into, where)
-            settings = _settings_of(meant.source.settings, file, flags, grader, reclose=reclose)
+            meant = _of_run(from_, to, source_dir, runs_dir, into, where)
+            settings = _settings_of(RunDir(meant.source).settings, file, flags, grader, reclose=reclose)
         code = code_digest(settings.reward.grader) if grader and settings.reward and settings.reward.grader else ""
-        request = meant.request(where=_terms(where, mode), dry_run=dry_run, mode=mode, reclose=reclose, grader=code)
-        settings = replayed_settings(meant.source.run_dir, settings, mode)
-        raise typer.Exit(run_replay(request, settings, runs_dir / into, show))
+        asked_for = {"where": _terms(where, mode), "dry_run": dry_run, "mode": mode, "reclose": reclose, "grader": code}
+        settings = replayed_settings(RunDir(meant.source), settings, mode)
+        raise typer.Exit(run_replay(msgspec.structs.replace(meant, **asked_for), settings, runs_dir / into, show))
 
 
 def _check_left_out(from_: str, given: Mapping[str, object]) -> None:
@@ -202,14 +201,14 @@ def _take_census(asked: ForeignFiles | ForeignTopics, show: Show, dry_run: DryRu
         raise typer.Exit
 
 
-def _foreign_range(
+def _of_foreign(
     from_: str, asked: ForeignFiles | ForeignTopics, into: str, runs_dir: Path, show: Show
-) -> HistoryRange:
+) -> ReplayRequest:
     """Raises typer.Exit where a signal ended the making of the source."""
     source = asked.source(into, runs_dir, show)
     if source is None:
         raise typer.Exit(INTERRUPTED)
-    return HistoryRange(Wiring(source), shlex.join(["--from", from_]), None, None)
+    return ReplayRequest(source=source.path, asked=shlex.join(["--from", from_]))
 
 
 def _terms(where: str | None, mode: Mode | None) -> tuple[Term, ...]:
@@ -237,45 +236,23 @@ def _settings_of(
     return load_over(source, flags, unused=_ASKED_NOTHING)
 
 
-class HistoryRange(NamedTuple):
-    """Of which run, and which part of its past."""
-
-    source: Wiring
-    asked: str
-    """The options that say so, as a shell takes them."""
-    begin_ms: int | None
-    end_ms: int | None
-
-    def request(self, **rest: Any) -> ReplayRequest:
-        """For a replay of it."""
-        folder = self.source.run_dir.path
-        return ReplayRequest(source=folder, asked=self.asked, begin_ms=self.begin_ms, end_ms=self.end_ms, **rest)
-
-
-def history_range(
-    from_: str,
-    to: str | None,
-    source_dir: Path | None,
-    runs_dir: Path,
-    into: str,
-    where: str | None,
-) -> HistoryRange:
-    """What these options name; `into` is the new run's name. Raises ConfigurationError."""
-    from ..history.request import known_source
-
+def _of_run(
+    from_: str, to: str | None, source_dir: Path | None, runs_dir: Path, into: str, where: str | None
+) -> ReplayRequest:
+    """Of which run, and which part of its past; `into` is the new run's name. Raises ConfigurationError."""
     named = from_.removeprefix(_RUN) if from_.startswith(_RUN) else None
     begin = "earliest" if named is not None else from_
     if named is not None and source_dir is not None:
         raise ConfigurationError(f"--from {from_} names the source, and so does --source-dir; leave one of them out")
-    if named is None and source_dir is None and into is not None:
+    if named is None and source_dir is None:
         source_dir = known_source(runs_dir / into)  # by now the newest run is the replay itself
     asked = ["--from", begin, *(["--to", to] if to else []), *(["--where", where] if where else [])]
     now = datetime.now(UTC)
     begin_ms = moment_ms(begin, "--from", now, "run:NAME, earliest, ") if begin != "earliest" else None
     end_ms = moment_ms(to, "--to", now) if to else None
     check_window(begin_ms, end_ms)
-    return HistoryRange(
-        source=find_run(named or (str(source_dir) if source_dir else None), runs_dir),
+    return ReplayRequest(
+        source=find_run(named or (str(source_dir) if source_dir else None), runs_dir).run_dir.path,
         asked=shlex.join(asked),
         begin_ms=begin_ms,
         end_ms=end_ms,

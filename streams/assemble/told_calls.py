@@ -8,12 +8,12 @@ asked for is no call. Of models' spans in each other the innermost that tells a 
 those around it fill in what it lacks; two that repeat one response id are one, so are two that tell equal words at one
 time. Of calls with equal prompts the agent went on with the last that was finished. Pure but for the rendering.
 Invariant: equal facts give equal calls, whatever their order; a call's tools are told, or those of another call of the
-same agent here, or the user's; they are never guessed.
+same agent or of its own span, or the user's; they are never guessed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -24,19 +24,21 @@ from tracegrad.schemas.ids import CallId, RunHash
 from tracegrad.schemas.metrics import TOLD_CALLS, Metrics
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.calls import SamplingParameters
-from tracegrad.schemas.records.facts import CallFact, SpanFact, ToolStatus, told_fact
+from tracegrad.schemas.records.facts import CallFact, SpanFact, SpanKind, ToolStatus, told_fact
 from tracegrad.schemas.records.tokens import CallTokens, ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.told import ChatMessage, ToldCall, ToolDefinition
 from tracegrad.schemas.records.versions import VersionSpan
 
 from ..config import HistoryConfig
-from .join.span_tree import SpanKey, SpanTree
+from .join.span_tree import SpanKey, SpanTree, span_key
 
 AgentTools = Mapping[str, tuple[ToolDefinition, ...]]
 """Glob on agents -> their tools."""
 
 
 NOBODY = ChatMessage(role="")
+_KnownTools = defaultdict[str | None, set[tuple[ToolDefinition, ...]]]
+"""By the agent that has them."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,14 @@ class ToldCalls:
             facts: of told calls.
             spans: of their episode.
         """
-        tree = SpanTree(spans)
-        told = _one_a_call(self._by_span(facts), tree)
+        tree, items = SpanTree(spans), [fact.told for fact in facts if fact.told is not msgspec.UNSET]
+        told = _one_a_call(self._by_span(items), tree)
         agents = {key: _agent_of(key, tree) for key in told}
         chosen = {key: call for key, call in told.items() if self._is_chosen(call, agents[key], tree)}
         ended = {status: {it.tool_call_id for it in spans if it.tool_status is status} for status in ToolStatus}
         succeeded = ended[ToolStatus.SUCCEEDED] - ended[ToolStatus.FAILED]
         chosen = {key: _with_results(call, succeeded) for key, call in chosen.items()}
-        found = self._with_tools(chosen, agents)
+        found = self._with_tools(chosen, agents, _tools_of_agents(items, tree))
         superseded = _superseded(found, agents)
         # Of several at one time, as clocks of seconds tell it, the one whose prompt holds the others' answers is later.
         order = sorted(found, key=lambda key: (found[key].started_ns, len(found[key].messages or ()), key))
@@ -79,14 +81,14 @@ class ToldCalls:
             metrics.add(TOLD_CALLS, fact.masked or "exact")
         return {fact.call.call_id: fact for fact in made}
 
-    def _by_span(self, facts: Iterable[CallFact]) -> dict[SpanKey, ToldCall]:
+    def _by_span(self, items: Iterable[ToldCall]) -> dict[SpanKey, ToldCall]:
         """What each model's span tells, with its events; events of a span that is not here tell of no call."""
         spans: dict[SpanKey, ToldCall] = {}
         events: dict[SpanKey, list[ToldCall]] = {}
-        for told in (fact.told for fact in facts):
-            if told is not msgspec.UNSET and told.is_event:
+        for told in items:
+            if told.is_event:
                 events.setdefault((told.trace_id, told.span_id), []).append(told)
-            elif told is not msgspec.UNSET:
+            else:
                 spans[told.trace_id, told.span_id] = told
         return {key: self.joined(call, events[key]) if key in events else call for key, call in spans.items()}
 
@@ -97,18 +99,17 @@ class ToldCalls:
         return all(not globs or any(fnmatchcase(name, glob) for glob in globs) for name, globs in told)
 
     def _with_tools(
-        self, calls: Mapping[SpanKey, ToldCall], agents: Mapping[SpanKey, str | None]
+        self, calls: Mapping[SpanKey, ToldCall], agents: Mapping[SpanKey, str | None], known: _KnownTools
     ) -> dict[SpanKey, ToldCall]:
-        known: dict[str | None, list[tuple[ToolDefinition, ...]]] = {}
         for key, call in calls.items():
-            if call.tools is not None and call.tools not in known.setdefault(agents[key], []):
-                known[agents[key]].append(call.tools)
+            if call.tools is not None:
+                known[agents[key]].add(call.tools)
         found = {}
         for key, call in calls.items():
-            tools, others = call.tools, known.get(agents[key], [])
+            tools, others = call.tools, known[agents[key]]
             if tools is None:
                 globs = (glob for glob in self.tools if fnmatchcase(agents[key] or "", glob))
-                tools = others[0] if len(others) == 1 else self.tools.get(next(globs, ""))
+                tools = next(iter(others)) if len(others) == 1 else self.tools.get(next(globs, ""))
             lacks = tuple(reason for reason in call.lacks if tools is None or reason != Reason.NO_TOOLS_TOLD)
             found[key] = msgspec.structs.replace(call, tools=tools, lacks=lacks)
         return found
@@ -223,6 +224,16 @@ def _superseded(calls: Mapping[SpanKey, ToldCall], agents: Mapping[SpanKey, str 
         for key in same
         if any(calls[other].started_ns >= max(calls[key].ended_ns, calls[key].started_ns + 1) for other in same)
     }
+
+
+def _tools_of_agents(items: Iterable[ToldCall], tree: SpanTree) -> _KnownTools:
+    """Those that agents' own spans tell."""
+    found: _KnownTools = defaultdict(set)
+    for told in items:
+        span = tree.get(told.trace_id, told.span_id)
+        if told.tools is not None and span is not None and span.kind is SpanKind.AGENT:
+            found[_agent_of(span_key(span), tree)].add(told.tools)
+    return found
 
 
 def _agent_of(key: SpanKey, tree: SpanTree) -> str | None:

@@ -43,7 +43,7 @@ from .reading.span_rewards import rewards_in
 from .reading.span_view import SpanView
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, ItemSource, Placement, Scan
 from .span_links import Conversations
-from .told.read_call import told_call
+from .told.read_call import told_call, told_tools
 
 DIALECTS: tuple[Dialect, ...] = (
     ADK,
@@ -122,8 +122,9 @@ class SpanReader:
             scan.add_fact(
                 place, fact, self._conversations.links(fact, span, attributes, source) if place.is_captured else ()
             )
-            if self._history is not None and place.is_captured and fact.kind is SpanKind.LLM:
-                scan.add_told(place, told_call(span, source.scope), self._history)
+            if self._history is not None and place.is_captured:
+                read = told_call if fact.kind is SpanKind.LLM else told_tools
+                scan.add_told(place, read(span, source.scope), self._history)
 
     def _fact(
         self, span: Span, attributes: Mapping[str, AttributeValue], source: ItemSource, place: Placement

@@ -164,9 +164,9 @@ class Scan:
         is_seen = is_attempt and is_by_own_run(self._signer, episode)
         return Placement(episode, str(said[-1].get(PROVED_BY, "")) if is_seen else "", not is_attempt)
 
-    def add_told(self, place: Placement, told: ToldCall, history: HistoryConfig) -> None:
+    def add_told(self, place: Placement, told: ToldCall | None, history: HistoryConfig) -> None:
         """Takes what an item tells of a call, if it may be one of those that are to be learned."""
-        if told.model and not any(fnmatchcase(told.model, glob) for glob in history.models):
+        if told is None or (told.model and not any(fnmatchcase(told.model, glob) for glob in history.models)):
             return
         num_bytes = len(msgspec.msgpack.encode(told))
         if num_bytes > history.max_call_bytes:

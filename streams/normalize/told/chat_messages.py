@@ -123,6 +123,7 @@ def _definition(tool: object) -> ToolDefinition | None:
     if not isinstance(function, dict):
         return None
     schema = json_value(next((function[key] for key in _SCHEMAS if key in function), None))
+    schema = schema["json"] if isinstance(schema, dict) and schema.keys() == {"json"} else schema  # Bedrock's
     if is_deep(schema, _MAX_SCHEMA_DEPTH):
         return None
     try:

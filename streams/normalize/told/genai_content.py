@@ -26,6 +26,7 @@ _STREAMS = ("gen_ai.request.stream", "gen_ai.is_streaming", "gen_ai.request.stre
 _AGENTS, _ADK = "opentelemetry.instrumentation.openai_agents", "gcp.vertex.agent"
 """OpenLLMetry's has a message for each item of a Responses answer; ADK, each tool's result as an object."""
 _PROMPT, _COMPLETION, _FUNCTIONS = "gen_ai.prompt.", "gen_ai.completion.", "request.functions."
+DEFINITIONS = "gen_ai.tool.definitions"
 DETAILS, CHOICE = "gen_ai.client.inference.operation.details", "gen_ai.choice"
 MESSAGE_EVENTS = frozenset(
     {DETAILS, CHOICE, *(f"gen_ai.{role}.message" for role in ("system", "user", "assistant", "tool"))}
@@ -61,7 +62,7 @@ def _newest(told: Mapping[str, Any], scope: str) -> CallBodies:
         "conversation": str(told.get("gen_ai.conversation.id")).startswith(_HELD) or told.get(_PREVIOUS),
         "system": told.get("gen_ai.system_instructions"),
         "messages": _as_sent(told.get(GEN_AI_INPUT_MESSAGES), scope),
-        "tools": told.get("gen_ai.tool.definitions"),
+        "tools": told.get(DEFINITIONS),
         "stream": any(told.get(key) in (True, "True") for key in _STREAMS),
     }
     return CallBodies(request, response)

@@ -7,7 +7,7 @@ a span may hold. Invariant: a call without `lacks` is whole: prompt, answer and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import groupby
 
 import msgspec
@@ -26,12 +26,12 @@ from ..reading.judge_tool import STATUS_ERROR
 from ..reading.returned import USAGE_KEYS, usage_of
 from ..reading.span_view import MAX_TEXT, SpanView
 from .call_content import CallContent, Convention
-from .chat_messages import MessageReading, in_order, is_deep
-from .genai_content import DETAILS, GENAI, MESSAGE_EVENTS, bodies_of_events
+from .chat_messages import MessageReading, in_order, is_deep, read_tools
+from .genai_content import DEFINITIONS, DETAILS, GENAI, MESSAGE_EVENTS, bodies_of_events
 from .openinference_content import OPENINFERENCE_CONTENT
 from .platform_content import PLATFORMS
 from .raw_call import read_bodies
-from .tellers import FAILURE_REWRITERS, PART_TELLERS, REWRITERS, ROW_JOINERS, TOOL_TELLERS
+from .tellers import AGENT_TELLERS, FAILURE_REWRITERS, PART_TELLERS, REWRITERS, ROW_JOINERS, TOOL_TELLERS
 
 CONVENTIONS: tuple[Convention, ...] = (OPENINFERENCE_CONTENT, *PLATFORMS, GENAI)
 """Those that hold raw bodies come first. A new convention is a new row."""
@@ -79,6 +79,13 @@ def told_call(span: Span, scope: str) -> ToldCall:
     call = msgspec.structs.replace(call, rewards=rewards, **usage_of(view.attributes, SpanKind.LLM))
     flaws = {*map(Reason, call.lacks), *(() if is_whole else (Reason.UNFINISHED,))}
     return _judged(call, flaws, are_odd=Reason.NO_TOOLS_TOLD in call.lacks)
+
+
+def told_tools(span: Span, scope: str) -> ToldCall | None:
+    """What an agent's span tells of the tools of its calls; None: nothing, or perhaps not as they are sent."""
+    tools = read_tools(_whole(span.attributes, {DEFINITIONS}).get(DEFINITIONS))
+    call = _call(CallContent(tools=tools), span, scope, span.start_time_unix_nano, span.end_time_unix_nano)
+    return msgspec.structs.replace(call, is_event=True) if tools is not None and scope in AGENT_TELLERS else None
 
 
 def told_event(record: LogRecord, scope: str, name: str) -> ToldCall | None:
@@ -132,9 +139,9 @@ def _in_rows(messages: Iterable[ChatMessage] | None) -> tuple[ChatMessage, ...] 
     return tuple(made) or None
 
 
-def _whole(pairs: Iterable[KeyValue]) -> dict[str, AttributeValue]:
+def _whole(pairs: Iterable[KeyValue], keys: Container[str] = CONTENT_KEYS) -> dict[str, AttributeValue]:
     """The wanted attributes, but for those of which the deepest values are lost."""
-    told = attributes_of(pairs, CONTENT_KEYS)
+    told = attributes_of(pairs, keys)
     return {key: value for key, value in told.items() if not is_deep(value, _MAX_PLAIN_DEPTH)}
 
 

@@ -16,8 +16,11 @@ _ALWAYS = (
 )
 TOOL_TELLERS = frozenset(map(_full, _ALWAYS.split()))
 """They tell the tools of a call wherever they tell its prompt: without definitions it had none. Others tell them never
-(DSPy, Haystack, AG2, Semantic Kernel), in some releases or for some calls (OpenAI Agents), on the span of the agent
-(Agent Framework, Strands) or where a switch is on (OpenTelemetry's own), or nobody knows."""
+(DSPy, Haystack, AG2), in some releases or for some calls (OpenAI Agents), on the span of the agent (Agent Framework,
+Semantic Kernel, Strands) or where a switch is on (OpenTelemetry's own), or nobody knows."""
+AGENT_TELLERS = frozenset({"semantic_kernel.utils.telemetry.agent_diagnostics.decorators", "strands.telemetry.tracer"})
+"""What they tell of tools on the span of the agent is what its calls send. Agent Framework's is not, by OpenAI's
+Responses, for which it closes schemas (`additionalProperties`)."""
 PART_TELLERS = frozenset(map(_full, ("oi.autogen_agentchat", "oi.smolagents")))
 """They tell some of the tools, which are not believed: smolagents leaves the agents out that the model may ask, AutoGen
 what is no handoff."""

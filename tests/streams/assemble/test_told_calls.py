@@ -210,6 +210,19 @@ def test_tools_that_nobody_told_are_those_of_the_agents_other_call_or_of_the_fil
 
 
 @pytest.mark.parametrize(
+    ("scope", "masked"),
+    [("strands.telemetry.tracer", Reason.TEXT), ("agent_framework", Reason.NO_TOOLS_TOLD)],
+)
+def test_tools_on_the_agents_own_span_count_where_they_are_sent_so(scope: str, masked: str) -> None:
+    """In Bedrock's form, for the agent's calls alone; Agent Framework closes their schemas for OpenAI's Responses."""
+    tool = {"name": "calc", "inputSchema": {"json": {"type": "object"}}}
+    clerk = agent_span(TRACE, 1, "clerk", gen_ai__tool__definitions=json.dumps([tool]))
+    boss = [agent_span(TRACE, 7, "boss"), chat(8, "8", ask="c", parent=7, tools=None)]
+    episode = told(request(clerk, chat(2, "2", ask="a", tools=None), *boss, scope=scope))
+    assert said(episode) == [("2", masked), ("8", Reason.NO_TOOLS_TOLD)]
+
+
+@pytest.mark.parametrize(
     ("ends", "masked"),
     [
         ([{"gen_ai__tool__call__result": "4"}], Reason.TEXT),
