@@ -73,6 +73,10 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     micro_batch_tokens: Whole = 0
     """Padded tokens of a forward pass, which bounds memory; a longer row goes alone. 0: 1,024 on a CPU (measured the
     fastest for small models), 16,384 on an accelerator."""
+    packing: Literal["rows", "tree"] = "rows"
+    """`tree`: what rows of a micro-batch begin with alike, as a group's do with their prompt, is computed once, and
+    `micro_batch_tokens` bounds what is left. Pays where prompts are long beside answers. For models whose layers all
+    attend to all that came before; results are those of `rows` but for rounding."""
     micro_batch_logits: Count = 1 << 28
     """Logits (tokens x vocabulary) that exist at once: beyond, the head is computed in pieces, each again in the
     backward pass. Of the default a copy takes 1 GiB in float32, and the backward pass has about four."""

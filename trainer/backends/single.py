@@ -225,7 +225,7 @@ class SingleLearner:
         """On the policy's device, each with a beat."""
         device = self.policy.device
         limit = self._config.micro_batch_tokens or (1024 if device.type == "cpu" else 16384)
-        for batch in micro_batches(rows, max_tokens=limit):
+        for batch in micro_batches(rows, max_tokens=limit, packing=self._config.packing):
             # Until the caller asks for the next one.
             with busy("a micro-batch", batch.input_ids_BL.numel()):
                 yield batch.to(device)

@@ -3,7 +3,8 @@
 Rows of like length share a micro-batch, padded on the right. Under causal attention a token never sees what
 follows it, so right padding needs no mask, leaks nothing between rows, and leaves the kernels' causal fast path.
 Packing many rows into one long one was measured against this on a CPU and lost: attention there costs the square
-of the packed length (docs/training.md has the figures).
+of the packed length (docs/training.md has the figures). What rows begin with alike can be computed once: by the
+packing `tree` a micro-batch's tokens are those of its rows' tree (prefix_tree.py), and all else is as it would be.
 
 Tensor suffixes: B rows of the micro-batch, L its longest row, K kept positions, T tokens of a row, N trained tokens.
 """
@@ -11,7 +12,7 @@ Tensor suffixes: B rows of the micro-batch, L its longest row, K kept positions,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tracegrad.schemas.records.tokens import Ids
+
+from .prefix_tree import by_prefix, prefix_tree, tree_sizes
 from .rows import TrainingRow
 
 
@@ -30,6 +34,7 @@ class MicroBatch:
     """
 
     input_ids_BL: Tensor
+    """Of a tree [1, S]."""
     keep_K: Tensor
     targets_BK: Tensor
     temperatures_BK: Tensor
@@ -51,6 +56,12 @@ class MicroBatch:
     """What it should have been; NaN where it is not asked."""
     places: Sequence[int]
     """Of its rows, among those that all micro-batches were made of."""
+    depths_BL: Tensor | None = None
+    """Positions in a tree, [1, S]; None: rows side by side."""
+    sees_BLL: Tensor | None = None
+    """Which tokens of a tree see which, [1, 1, S, S]."""
+    kept_BK: Tensor | None = None
+    """Where in a tree each row has its kept positions."""
 
     @property
     def rows_N(self) -> Tensor:
@@ -64,11 +75,15 @@ class MicroBatch:
         return MicroBatch(**given)
 
 
-def micro_batches(rows: Sequence[TrainingRow], *, max_tokens: int) -> list[MicroBatch]:
-    """Rows by length, as many in a micro-batch as the bound allows; a row beyond it goes alone.
+def micro_batches(rows: Sequence[TrainingRow], *, max_tokens: int, packing: str = "rows") -> list[MicroBatch]:
+    """Rows by length, as many in a micro-batch as the bound allows; a row beyond it goes alone. The order is fixed by
+    content (length, then the rows' own order), so equal batches add up alike.
 
-    The order is fixed by content (length, then the rows' own order), so equal batches add up alike.
+    Args:
+        packing: "rows", or "tree": rows by their ids, and of each micro-batch the tree.
     """
+    if packing == "tree":
+        return _trees(rows, max_tokens)
     ordered = sorted(range(len(rows)), key=lambda place: -len(rows[place].token_ids_T))
     batches: list[MicroBatch] = []
     begin = 0
@@ -79,6 +94,37 @@ def micro_batches(rows: Sequence[TrainingRow], *, max_tokens: int) -> list[Micro
         batches.append(_micro_batch([rows[place] for place in places], longest, places))
         begin = end
     return batches
+
+
+def _trees(rows: Sequence[TrainingRow], max_tokens: int) -> list[MicroBatch]:
+    # What no trained token is predicted from is not looked at.
+    asked = [row.token_ids_T[: int(np.flatnonzero(row.loss_mask_T)[-1])] for row in rows]
+    ordered = by_prefix(asked)
+    parts: list[list[int]] = []
+    size = 0
+    for place, added in zip(ordered, tree_sizes([asked[place] for place in ordered]), strict=True):
+        if not parts or size + added > max_tokens:
+            parts.append([])
+            size, added = 0, len(asked[place])
+        parts[-1].append(place)
+        size += added
+    return [_tree_of(rows, asked, part) for part in parts]
+
+
+def _tree_of(rows: Sequence[TrainingRow], asked: Sequence[Ids], places: Sequence[int]) -> MicroBatch:
+    own = [rows[place] for place in places]
+    batch = _micro_batch(own, max(len(row.token_ids_T) for row in own), places)
+    tree = prefix_tree([asked[place] for place in places])
+    keep_K = batch.keep_K.numpy()
+    # Positions behind a row's end are not trained; any place does for them.
+    kept = [own_T[np.minimum(keep_K, len(own_T) - 1)] for own_T in tree.places]
+    return replace(
+        batch,
+        input_ids_BL=torch.from_numpy(tree.ids_S)[None],
+        depths_BL=torch.from_numpy(tree.depths_S)[None],
+        sees_BLL=torch.from_numpy(tree.sees_SS)[None, None],
+        kept_BK=torch.from_numpy(np.stack(kept)),
+    )
 
 
 def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int]) -> MicroBatch:

@@ -23,6 +23,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from ..algorithm.logprobs import sampled_logprobs
 from ..batch.packing import MicroBatch
 from ..config import TrainerConfig
+from .hidden import last_hidden, require_trees
 from .read_model import read_model
 
 _log = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ class Policy:
         self, model: torch.nn.Module, device: torch.device, *, publish_dtype: torch.dtype | None = None
     ) -> None:
         self._model: Any = model
-        self._causal: Any = cast(Any, model).get_base_model() if hasattr(model, "peft_config") else model
+        self.causal: Any = cast(Any, model).get_base_model() if hasattr(model, "peft_config") else model
+        """The model as transformers has it, adapters in its layers."""
         self._publish_dtype = publish_dtype
         self._times, self._over = 1.0, 1.0
         """What the model does to the product of hidden states and head."""
@@ -101,7 +103,7 @@ class Policy:
     @property
     def width(self) -> int:
         """D, of a hidden state."""
-        return int(self._causal.get_output_embeddings().weight.shape[1])
+        return int(self.causal.get_output_embeddings().weight.shape[1])
 
     @property
     def has_adapters(self) -> bool:
@@ -126,15 +128,15 @@ class Policy:
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """[B, K, D] last hidden states before the batch's targets."""
-        hidden_BLD: Tensor = self._causal.base_model(input_ids=batch.input_ids_BL, use_cache=False).last_hidden_state
-        return hidden_BLD[:, batch.keep_K]
+        hidden_BLD = last_hidden(self.causal, batch.input_ids_BL, batch.depths_BL, batch.sees_BLL)
+        return hidden_BLD[:, batch.keep_K] if batch.kept_BK is None else hidden_BLD[0, batch.kept_BK]
 
     def head(self, hidden_BKD: Tensor) -> Tensor:
         """[B, K, V] logits of the last hidden states."""
-        logits_BKV: Tensor = self._causal.get_output_embeddings()(hidden_BKD)
+        logits_BKV: Tensor = self.causal.get_output_embeddings()(hidden_BKD)
         if (self._times, self._over) != (1.0, 1.0):
             logits_BKV = logits_BKV * self._times / self._over
-        cap = getattr(self._causal.config, "final_logit_softcapping", None)
+        cap = getattr(self.causal.config, "final_logit_softcapping", None)
         return logits_BKV if cap is None else torch.tanh(logits_BKV / cap) * cap
 
     def logprobs(
@@ -168,9 +170,9 @@ class Policy:
         Raises ConfigurationError where none does: it does more between hidden states and logits than `head`.
         """
         ids_BL = torch.arange(2, 6, device=self.device)[None]
-        hidden_BLD = self._causal.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
+        hidden_BLD = last_hidden(self.causal, ids_BL)
         expected_BLV = self.logits(ids_BL, ids_BL[0] - 2)
-        config = self._causal.config
+        config = self.causal.config
         scales = [float(scale) for name in _SCALES if (scale := getattr(config, name, None))]
         found: list[tuple[float, tuple[float, float]]] = []
         for ways in ((1.0, 1.0), *((scale, 1.0) for scale in scales), *((1.0, scale) for scale in scales)):
@@ -281,6 +283,8 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_tr
         model = _with_adapters(model, rank=config.lora_rank, alpha=config.lora_alpha)
     policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))
     policy.match_head()
+    if config.packing == "tree":
+        require_trees(policy.causal)
     _log.info(
         "model loaded: %d of %d parameters train, published as %s, device=%s",
         sum(master.numel() for master in policy.masters.values()),

@@ -71,7 +71,7 @@ def test_a_family_that_scales_its_logits_has_its_own_here_too(family: Path, tmp_
     disturb(policy)
     with torch.no_grad():
         expected = policy.logits(IDS, KEEP)
-        hidden = policy._causal.base_model(input_ids=IDS, use_cache=False).last_hidden_state
+        hidden = policy.causal.base_model(input_ids=IDS, use_cache=False).last_hidden_state
         assert torch.equal(policy.head(hidden), expected)
         torch.testing.assert_close(opened(published(policy, family, tmp_path))(IDS).logits, expected)
 
