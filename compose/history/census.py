@@ -62,6 +62,8 @@ class Census:
         self._traces: set[str] = set()
         self._tables: dict[str, dict[str, Counter[str]]] = {table: {} for table in _TABLES}
         """By name what is counted: spans, models' spans, items; of an agent its tools."""
+        self._refusals: dict[str, str] = {}
+        """What was said of the first item of each reason: where it lies."""
         self._calls: dict[tuple[str, str], list[ToldCall]] = {}
         """The last ones: what a span tells and log events of it, without the words."""
         history, judge, metrics = HistoryConfig(models=("*",)), ToolJudge(()), Metrics()
@@ -76,6 +78,7 @@ class Census:
             scan = (self._spans if signal is TRACES else self._logs).read(value, signer=None)
         except RecordError as error:
             self._count("refused", error.reason, "items")
+            self._refusals.setdefault(error.reason, str(error))
             return
         for reason, refused in scan.refused.items():
             self._count("refused", reason, *("items" for _ in items_of(signal, refused.request)))
@@ -107,13 +110,21 @@ class Census:
             for name, row in sorted(rows.items(), key=lambda row: -row[1].total())[:_MAX_SHOWN]:
                 counted = ", ".join(f"{num} {_COLUMNS.get(what, what)}" for what, num in row.items())
                 lines.append(f"    {reason_text(name) if table in _REASONS else name or '(no name)'}: {counted}")
+                if table == "refused" and name in self._refusals:
+                    lines.append(f"      the first: {self._refusals[name]}")
             lines += [f"    and {len(rows) - _MAX_SHOWN} more"] * (len(rows) > _MAX_SHOWN)
         # Refused as they stand: what a tool takes is for who knows it to fill in.
         skeleton = {
             agent or "*": [{"type": "function", "function": {"name": tool, "parameters": []}} for tool in row]
             for agent, row in self._tables["tools"].items()
         }
-        return {"spans": self._num_spans, "traces": len(self._traces), **self._tables, "tools_file": skeleton}, lines
+        return {
+            "spans": self._num_spans,
+            "traces": len(self._traces),
+            **self._tables,
+            "refusals": self._refusals,
+            "tools_file": skeleton,
+        }, lines
 
     def _add_span(self, span: SpanFact, agent: str) -> None:
         self._num_spans += 1

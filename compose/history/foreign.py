@@ -126,7 +126,8 @@ class ForeignFiles(NamedTuple):
         for item in read_files(files):
             if item.request is not None:
                 yield item.signal, item.request.SerializeToString()
-            yield from ((item.signal, lost) for lost in item.lost)
+            for lost in item.lost:
+                yield item.signal, lost._replace(why=f"{item.place.file}, item {item.place.item}: {lost.why}")
 
     def source(self, into: str, runs_dir: Path, show: Show) -> RunDir | None:
         """As of topics. Blocks until all files are imported; None: a signal came first."""
