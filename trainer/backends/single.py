@@ -254,7 +254,7 @@ class SingleLearner:
         """[T] of each row, what a score says of each trained token; 0 elsewhere: a pass of its own."""
         found = [np.zeros(len(row.token_ids_T)) for row in rows]
         for batch in self.micro_batches(rows):
-            sizes = batch.loss_mask_BK.sum(dim=1).tolist()
+            sizes = batch.sizes_R.tolist()
             for place, part in zip(batch.places, torch.split(score(batch).double(), sizes), strict=True):
                 found[place][rows[place].loss_mask_T] = part.cpu().numpy()
         return found

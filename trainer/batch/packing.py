@@ -30,11 +30,10 @@ from .rows import TrainingRow
 class MicroBatch:
     """What one forward pass takes, [B, K], and what the loss takes of its trained tokens, [N], row by row.
 
-    Position k predicts token `keep_K[k] + 1`.
+    Of rows side by side position k predicts token `keep_K[k] + 1`; a tree is one line, [1, S], with K = N.
     """
 
     input_ids_BL: Tensor
-    """Of a tree [1, S]."""
     keep_K: Tensor
     targets_BK: Tensor
     temperatures_BK: Tensor
@@ -54,19 +53,19 @@ class MicroBatch:
     """What the critic expected before each trained token; None without one."""
     targets_N: Tensor | None
     """What it should have been; NaN where it is not asked."""
+    sizes_R: Tensor
+    """Trained tokens of each row."""
     places: Sequence[int]
     """Of its rows, among those that all micro-batches were made of."""
     depths_BL: Tensor | None = None
     """Positions in a tree, [1, S]; None: rows side by side."""
     sees_BLL: Tensor | None = None
     """Which tokens of a tree see which, [1, 1, S, S]."""
-    kept_BK: Tensor | None = None
-    """Where in a tree each row has its kept positions."""
 
     @property
     def rows_N(self) -> Tensor:
         """Whose row each trained token is in, within this micro-batch."""
-        return self.loss_mask_BK.nonzero()[:, 0]
+        return torch.arange(len(self.sizes_R), device=self.sizes_R.device).repeat_interleave(self.sizes_R)
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
@@ -115,15 +114,18 @@ def _tree_of(rows: Sequence[TrainingRow], asked: Sequence[Ids], places: Sequence
     own = [rows[place] for place in places]
     batch = _micro_batch(own, max(len(row.token_ids_T) for row in own), places)
     tree = prefix_tree([asked[place] for place in places])
-    keep_K = batch.keep_K.numpy()
-    # Positions behind a row's end are not trained; any place does for them.
-    kept = [own_T[np.minimum(keep_K, len(own_T) - 1)] for own_T in tree.places]
+    kept = [own_T[np.flatnonzero(row.loss_mask_T) - 1] for row, own_T in zip(own, tree.places, strict=True)]
+    # The head looks at trained tokens alone, which lie in one line.
+    trained_BK = batch.loss_mask_BK
     return replace(
         batch,
         input_ids_BL=torch.from_numpy(tree.ids_S)[None],
         depths_BL=torch.from_numpy(tree.depths_S)[None],
         sees_BLL=torch.from_numpy(tree.sees_SS)[None, None],
-        kept_BK=torch.from_numpy(np.stack(kept)),
+        keep_K=torch.from_numpy(np.concatenate(kept)),
+        targets_BK=batch.targets_BK[trained_BK][None],
+        temperatures_BK=batch.temperatures_BK[trained_BK][None],
+        loss_mask_BK=trained_BK[trained_BK][None],
     )
 
 
@@ -150,6 +152,7 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
     # Each x_N is the rows' x_T, None where they have none, but for the weights, which are of rows.
     names = [name for name in MicroBatch.__slots__ if name.endswith("_N") and name != "weights_N"]
     of_trained: dict[str, Any] = {name: trained(name.removesuffix("N") + "T") for name in names}
+    sizes = torch.from_numpy(mask.sum(axis=1))
     weights = torch.tensor([row.token_weight for row in rows], dtype=torch.float64).float()
     return MicroBatch(
         input_ids_BL=torch.from_numpy(np.ascontiguousarray(ids[:, : int(targets[-1])])),
@@ -157,7 +160,8 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
         targets_BK=kept(ids),
         temperatures_BK=kept(stack("temperatures_T", 1)),
         loss_mask_BK=kept(mask),
-        weights_N=weights.repeat_interleave(torch.from_numpy(mask.sum(axis=1))),
+        weights_N=weights.repeat_interleave(sizes),
+        sizes_R=sizes,
         places=places,
         **of_trained,
     )

@@ -128,8 +128,7 @@ class Policy:
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """[B, K, D] last hidden states before the batch's targets."""
-        hidden_BLD = last_hidden(self.causal, batch.input_ids_BL, batch.depths_BL, batch.sees_BLL)
-        return hidden_BLD[:, batch.keep_K] if batch.kept_BK is None else hidden_BLD[0, batch.kept_BK]
+        return last_hidden(self.causal, batch.input_ids_BL, batch.depths_BL, batch.sees_BLL)[:, batch.keep_K]
 
     def head(self, hidden_BKD: Tensor) -> Tensor:
         """[B, K, V] logits of the last hidden states."""

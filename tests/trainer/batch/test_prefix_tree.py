@@ -117,3 +117,17 @@ def _model(family: str, changes: dict[str, Any], dtype: torch.dtype = torch.floa
     config = getattr(library, f"{family}Config")(**sizes, **changes)
     model = getattr(library, f"{family.removesuffix('Text')}ForCausalLM")(config)
     return model.to(dtype).eval()
+
+
+@pytest.mark.parametrize("name", sorted(name for name, one in RECIPES.items() if not {*one.recipe.needs} - {"old"}))
+def test_step_of_each_recipe_is_that_of_rows_apart(untied: Path, name: str) -> None:
+    """Ratios of turns, rows and rollouts, and corrections, find their tokens in the tree."""
+    told = []
+    for packing in ("rows", "tree"):
+        learner = learner_of(untied, RECIPES[name].recipe, packing=packing, micro_batch_tokens=64)
+        rows, _ = learner.rows(groups_of(3), {})
+        told.append(learner.step(rows, version=1, step=1))
+    expected, got = told
+    assert got.skipped == expected.skipped
+    assert got.loss == pytest.approx(expected.loss, rel=1e-4, abs=1e-6)
+    assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
