@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/math_runs.py RUN_DIR... [--samples]
 
 In: folders of runs that have ended. Out, for the first and the last pass of each: tasks right, with Wilson's 95 %
-interval; rollouts that end by the tool `answer`, and how many of these are right; rollouts that used `calculator`; calls
+interval; rollouts that end by the tool `answer`, how many of these are right; rollouts that used `calculator`; calls
 of each. Then the mean difference, last minus first, over the same tasks, with its 95 % interval by 10,000 bootstrap
 samples of tasks; and the same of each run's last pass against the first run's. `--samples`: the first ten tasks before
 and after. Nothing is judged here: rewards are those on `episodes`, of the grader alone.

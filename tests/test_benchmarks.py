@@ -14,32 +14,28 @@ from typing import Any
 
 import msgspec
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 pytest.importorskip("torch")
 
+from tests.benchmark_runs import BENCHMARKS, ran
 from tests.compose.page.serving import served
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state
+from tests.serving import Background, free_port
 from tracegrad.compose.page.page_file import PAGE_FILE, PageFile
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
+from tracegrad.producers.asgi import serve
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.torch
-
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
-
-def ran(name: str, *arguments: str, timeout_s: float = 120) -> list[str]:
-    """The lines that a benchmark prints, in a process of its own."""
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
-    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
-    return subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=True, env=env
-    ).stdout.splitlines()
 
 
 def test_transitions_benchmark_still_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,6 +51,23 @@ def test_head_benchmark_still_runs() -> None:
     lines = ran("head", "--vocabulary", "512", "--tokens", "16", "--bounds", "1024")
     bound, gibibytes, _, loss, grad_norm = lines[1].split()
     assert bound == "1024" and float(gibibytes) > 0 and float(loss) != 0 and float(grad_norm) > 0
+
+
+def test_plain_math_benchmark_still_runs(tmp_path: Path) -> None:
+    """One of two right, and one cut."""
+
+    async def answered(request: Request) -> JSONResponse:
+        is_first = "12" in (await request.json())["messages"][0]["content"]
+        message = {"content": "12 times 12 is\n144" if is_first else "let me see"}
+        return JSONResponse({"choices": [{"message": message, "finish_reason": "stop" if is_first else "length"}]})
+
+    (tmp_path / "tasks.jsonl").write_text(
+        "\n".join(json.dumps({"input": f"What is {n} times {n}?", "expected": "144"}) for n in (12, 13))
+    )
+    app, port = Starlette(routes=[Route("/v1/chat/completions", answered, methods=["POST"])]), free_port()
+    with Background(lambda stop: serve(app, host="127.0.0.1", port=port, stop=stop, name="plain")):
+        lines = ran("math_plain", f"http://127.0.0.1:{port}/v1", str(tmp_path / "tasks.jsonl"))
+    assert lines == ["1 of 2: 0.500 (0.095 to 0.905); 1 cut"]
 
 
 def test_rollback_benchmark_still_runs() -> None:

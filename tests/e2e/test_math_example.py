@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.benchmark_runs import ran
 from tests.fake_engine.scripted import Reply, ScriptedEngine
 from tests.producers.runner.rig import Rig, running_engine
 from tracegrad.compose.kafka.log import KafkaLog
@@ -87,3 +88,6 @@ def test_an_agent_trains_in_its_own_environment(agent: str, requirements: str, t
         *(("calculator", 0.1), ("answer", 0.0)),
     }
     assert {call.agent for call in calls} == {"solver" if agent == "agent" else "agent"}
+    rows = [line.split(" | ") for line in ran("math_runs", str(tmp_path / "run"))[1:3]]
+    assert [row[1] for row in rows] == ["0", "1"], "a row each: before the step, and after it"
+    assert all(re.match("[01] of 1: ", row[2]) for row in rows)
