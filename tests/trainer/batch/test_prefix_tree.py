@@ -25,6 +25,7 @@ from tracegrad.trainer.batch.packing import micro_batches
 from tracegrad.trainer.batch.prefix_tree import by_prefix, prefix_tree
 from tracegrad.trainer.batch.rows import TrainingRow, training_rows
 from tracegrad.trainer.model.hidden import require_trees
+from tracegrad.trainer.step_figures import StepFigures
 
 pytestmark = pytest.mark.torch
 
@@ -50,15 +51,10 @@ def rows_of(count: int) -> list[TrainingRow]:
 
 def learned(learner: SingleLearner, rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
     """The gradients of a step's loss, from the masters."""
-    for term in learner._look_at(rows, 1, _NoFigures(), None):
+    for term in learner._look_at(rows, 1, StepFigures(), None):
         term.loss.backward()  # type: ignore[no-untyped-call]
         learner.policy.collect_gradients()
     return {name: master.grad.clone() for name, master in learner.policy.masters.items() if master.grad is not None}
-
-
-class _NoFigures:
-    def add_batch(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
 
 
 @pytest.mark.parametrize("max_tokens", [1, 64, 4096])
