@@ -15,7 +15,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tracegrad.schemas.attributes import CONVERSATION_KEYS, COUNTED_SPAN, ERROR_TYPE, SERVICE_NAME
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import ATTRIBUTES_DROPPED, Metrics
-from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS
 from tracegrad.schemas.otlp.signal import TRACES
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
 from tracegrad.schemas.reasons import Reason
@@ -39,7 +38,7 @@ from .dialects.vercel_ai import VERCEL_AI
 from .reading.agent_hints import ATTRIBUTE_HINT, HINT_KEYS, agent_hints
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
 from .reading.returned import HTTP_KEYS, USAGE_KEYS, http_status_of, usage_of
-from .reading.span_rewards import rewards_in
+from .reading.span_rewards import LIGHTNING_KEYS, rewards_in
 from .reading.span_view import SpanView
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, ItemSource, Placement, Scan
 from .span_links import Conversations

@@ -10,17 +10,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tracegrad.schemas.attributes import (
-    AGENTLIGHTNING_ROLLOUT_ID,
-    CONVERSATION_KEYS,
-    GEN_AI_RESPONSE_ID,
-    GEN_AI_TOOL_CALL_ID,
-)
-from tracegrad.schemas.ids import is_lightning
+from tracegrad.schemas.attributes import CONVERSATION_KEYS, GEN_AI_RESPONSE_ID, GEN_AI_TOOL_CALL_ID
 
 _TRACELOOP_SESSION = "traceloop.association.properties.session_id"
 _CONVERSATIONS = (*CONVERSATION_KEYS, _TRACELOOP_SESSION)
-ABOUT_KEYS = frozenset((GEN_AI_RESPONSE_ID, GEN_AI_TOOL_CALL_ID, AGENTLIGHTNING_ROLLOUT_ID, *_CONVERSATIONS))
+ABOUT_KEYS = frozenset((GEN_AI_RESPONSE_ID, GEN_AI_TOOL_CALL_ID, *_CONVERSATIONS))
 """The attributes by which `about` finds what is judged."""
 USER_KEYS = ("user.id", "enduser.id")
 """The person who judged."""
@@ -46,7 +40,6 @@ class EvaluationSource(NamedTuple):
     """Of the span that an event is of."""
     links: tuple[tuple[str, _Attributes], ...] = ()
     """The span's: trace ids, and what is said of each."""
-    resource: _Attributes = _NONE
     at_ns: int = 0
     """By the sender's clock; of two that revise one another in one request the later counts."""
 
@@ -87,12 +80,8 @@ def about(place: EvaluationSource) -> tuple[str, Any]:
 
 
 def conversation_of(place: EvaluationSource) -> Any:
-    """The conversation that the evaluation or its span names; of Agent Lightning a rollout is one."""
-    here = (place.attributes, place.around)
-    if (id_ := _first(here, _CONVERSATIONS)) is not None:
-        return id_
-    rollout = _first((*here, place.resource), (AGENTLIGHTNING_ROLLOUT_ID,))
-    return rollout if isinstance(rollout, str) and is_lightning(rollout) else None
+    """The conversation that the evaluation or its span names."""
+    return _first((place.attributes, place.around), _CONVERSATIONS)
 
 
 def trace_of(place: EvaluationSource) -> str | None:

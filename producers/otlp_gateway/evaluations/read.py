@@ -13,10 +13,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from tracegrad.schemas.attributes import AGENTLIGHTNING_ROLLOUT_ID
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import RunHash, canonical_call
-from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS
 from tracegrad.schemas.otlp.signal import TRACES, Signal
 from tracegrad.schemas.otlp.values import attributes_of
 from tracegrad.schemas.records.rollouts import Reward
@@ -25,20 +23,14 @@ from ...feedback_names import RangeConfig
 from ...read_feedback import MAX_REASON_CHARS, fault_of, read_feedback
 from .evaluation import ABOUT_KEYS, WHO_KEYS, Evaluation, EvaluationSource
 from .gen_ai import EVENT_NAME, GEN_AI_KEYS, gen_ai_evaluations
-from .lightning import lightning_evaluations
 from .openinference import is_openinference_key, openinference_evaluations
 
-_CONVENTIONS = (gen_ai_evaluations, openinference_evaluations, lightning_evaluations)
+_CONVENTIONS = (gen_ai_evaluations, openinference_evaluations)
 """Each reads what it finds, whatever the others find. A new convention is a new row."""
 _EVENT_NAME_KEY = "event.name"
 """Where a log event's name stood before records had a field for it."""
-_KEYS = ABOUT_KEYS.union(GEN_AI_KEYS, LIGHTNING_KEYS, WHO_KEYS, (_EVENT_NAME_KEY,))
-_MARKS = (
-    b"gen_ai.evaluation.",
-    b"agentlightning.reward.",
-    b".annotation.",
-    b".evaluation.",
-)
+_KEYS = ABOUT_KEYS.union(GEN_AI_KEYS, WHO_KEYS, (_EVENT_NAME_KEY,))
+_MARKS = (b"gen_ai.evaluation.", b".annotation.", b".evaluation.")
 _MAX_FOUND = 10_000
 """Of one request: an exporter's has some hundred spans. What is more is refused, or memory would have no bound."""
 _MAX_LINKS = 8
@@ -129,13 +121,8 @@ def _key(evaluation: Evaluation) -> str:
 
 
 def _evaluations(signal: Signal, items: Iterable[Item]) -> Iterator[Evaluation]:
-    resources: dict[int, tuple[Any, dict[str, Any]]] = {}
-    for of_resource, _, item in items:
-        # Once, however many share it: it may be large, and the items small.
-        if (known := resources.get(id(of_resource))) is None:
-            resource = _said(of_resource.resource.attributes, (AGENTLIGHTNING_ROLLOUT_ID,))
-            known = resources[id(of_resource)] = of_resource, resource
-        for place in _of_span(known[1], item) if signal is TRACES else _of_log(item):
+    for _, _, item in items:
+        for place in _of_span(item) if signal is TRACES else _of_log(item):
             for convention in _CONVENTIONS:
                 yield from convention(place)
 
@@ -148,16 +135,14 @@ def _of_log(record: Any) -> Iterator[EvaluationSource]:
         yield EvaluationSource(name, True, _hex(record.trace_id), _hex(record.span_id), attributes, at_ns=at_ns)
 
 
-def _of_span(resource: dict[str, Any], span: Any) -> Iterator[EvaluationSource]:
+def _of_span(span: Any) -> Iterator[EvaluationSource]:
     attributes = _said(span.attributes, _WANTED)
     events = [event for event in span.events if event.name == EVENT_NAME]
     if not attributes and not events and span.name != EVENT_NAME:
         return
     links = tuple((_hex(link.trace_id), _said(link.attributes, ABOUT_KEYS)) for link in span.links[:_MAX_LINKS])
     trace_id, span_id = _hex(span.trace_id), _hex(span.span_id)
-    own = EvaluationSource(
-        span.name, False, trace_id, span_id, attributes, links=links, resource=resource, at_ns=span.end_time_unix_nano
-    )
+    own = EvaluationSource(span.name, False, trace_id, span_id, attributes, links=links, at_ns=span.end_time_unix_nano)
     yield own
     for event in events:
         said = _said(event.attributes, _WANTED)

@@ -58,11 +58,6 @@ def annotated(scope: str, word: str, index: int, **fields: Any) -> dict[str, Any
     return {f"{scope}{word}s.{index}.{word}.{field}": value for field, value in fields.items()}
 
 
-REWARD = "agentlightning.reward"
-LINKED = {
-    "agentlightning.link.0.key_match": "gen_ai.response.id",
-    "agentlightning.link.0.value_match": wire_id(ANSWER, WirePrefix.MESSAGE),
-}
 OF_TRACE: Said = ("good", 0.5, None, TRACE, "")
 OF_ANSWER: Said = ("good", 0.5, ANSWER, KEY, "")
 
@@ -103,7 +98,10 @@ TABLE: dict[str, tuple[Span | LogRecord, list[Said]]] = {
     "annotation": (span(annotated("", "annotation", 0, name="good", score=0.5)), [OF_TRACE]),
     "evaluation": (span(annotated("", "evaluation", 0, name="good", score=0.5)), [OF_TRACE]),
     "annotation of an answer": (
-        span({**annotated("", "annotation", 0, name="good", score=0.5), "gen_ai.response.id": ANSWER}),
+        span(
+            annotated("", "annotation", 0, name="good", score=0.5)
+            | {"gen_ai.response.id": wire_id(ANSWER, WirePrefix.MESSAGE)}
+        ),
         [OF_ANSWER],
     ),
     "annotations": (
@@ -124,24 +122,6 @@ TABLE: dict[str, tuple[Span | LogRecord, list[Said]]] = {
     "annotation of a session": (
         span({**annotated("session.", "evaluation", 0, name="good", score=0.5), "session.id": "room 7"}),
         [("good", 0.5, None, conversation_key("room 7"), "")],
-    ),
-    "reward": (
-        span({f"{REWARD}.0.name": "primary", f"{REWARD}.0.value": 0.5}, name="agentlightning.annotation"),
-        [("reward", 0.5, None, TRACE, "")],
-    ),
-    "rewards of an answer": (
-        span({f"{REWARD}.0.name": "good", f"{REWARD}.0.value": 1, f"{REWARD}.1.name": "stars", f"{REWARD}.1.value": 2}
-             | LINKED),
-        [("good", 1.0, ANSWER, KEY, ""), ("stars", 2.0, ANSWER, KEY, "")],
-    ),
-    "reward, older": (span({"reward": 0.25}, name="agentlightning.annotation"), [("reward", 0.25, None, TRACE, "")]),
-    "reward returned": (
-        span({"agentops.task.output": '{"type": "reward", "value": 0.75}'}),
-        [("reward", 0.75, None, TRACE, "")],
-    ),
-    "reward of a rollout": (
-        span({f"{REWARD}.0.value": 0.5, "agentlightning.rollout_id": "ro-1"}),
-        [("reward", 0.5, None, conversation_key("ro-1"), "")],
     ),
     "plain span": (span({"http.method": "GET", "score": 1, "annotations.x.annotation.score": 1}), []),
 }  # fmt: skip
@@ -176,7 +156,6 @@ REFUSED: dict[str, tuple[Span | LogRecord, str]] = {
     "about nothing": (log(GOOD, trace=""), "form"),
     "no session": (span(annotated("session.", "annotation", 0, name="good", score=1)), "form"),
     "a key that is none": (log({**GOOD, "log.record.uid": 7}), "idempotency_key"),
-    "reward that is none": (span({f"{REWARD}.0.value": math.nan}), "value"),
 }
 
 
@@ -215,7 +194,6 @@ SAME: dict[str, tuple[Span | LogRecord, Span | LogRecord]] = {
     ),
     "of nobody, sent again": (log(BY_ID, span=0, at_ns=7), log(BY_ID, span=0, at_ns=7)),
     "of a person, of no span": (log(BY_ANN, span=0, at_ns=7), log({**BY_ANN, **WORSE}, span=0, at_ns=8)),
-    "last reward of a trace": (span({f"{REWARD}.0.value": 0.5}), span({f"{REWARD}.0.value": 1.0}, number=9)),
 }
 APART: dict[str, tuple[Span | LogRecord, Span | LogRecord]] = {
     "name": (log(BY_ID), log({**BY_ID, NAME: "stars", "gen_ai.evaluation.score.value": 2})),
@@ -307,14 +285,13 @@ def test_a_look_at_the_body_spares_the_rest() -> None:
         signal = TRACES if isinstance(item, Span) else LOGS
         num = num_evaluations(signal, [(ResourceSpans(), None, item)])
         assert num >= len(expected)
-        is_older = any(pair.key in ("reward", "agentops.task.output") for pair in item.attributes)
-        assert is_older or not num or may_evaluate(item.SerializeToString())
+        assert not num or may_evaluate(item.SerializeToString())
     assert not may_evaluate(span({"http.method": "GET"}).SerializeToString())
 
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=20)
-    | st.sampled_from([ANSWER, TOOL, TRACE, "good", "pass", '{"type": "reward", "value": 1e999}']),
+    | st.sampled_from([ANSWER, TOOL, TRACE, "good", "pass"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )  # fmt: skip
@@ -325,7 +302,7 @@ ALL_KEYS = sorted(
 SAID = st.dictionaries(st.sampled_from(ALL_KEYS), VALUES, max_size=8)
 
 
-@given(SAID, SAID, SAID, st.sampled_from([EVENT, "step", "agentlightning.annotation"]))
+@given(SAID, SAID, SAID, st.sampled_from([EVENT, "step"]))
 def test_any_values_are_read_without_raising(own: Any, inner: Any, linked: Any, name: str) -> None:
     """What comes out is a usable value of a declared name; all else is counted."""
     for item in (span(own, name=name, events=[(EVENT, inner)], links=[(OTHER, linked)]), log(inner)):

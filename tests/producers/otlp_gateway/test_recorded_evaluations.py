@@ -1,4 +1,4 @@
-"""What real evaluators exported (tests/frameworks/agents/evaluators.py), and Agent Lightning's rewards, as feedback."""
+"""What real evaluators exported (tests/frameworks/agents/evaluators.py), as feedback."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.fixture import FIXTURES, load
 from tests.producers.keys import RUN_HASH
 from tests.producers.otlp_gateway.evaluating import NAMES, Said, said
 from tracegrad.producers.feedback_names import RangeConfig
 from tracegrad.producers.otlp_gateway.evaluations.read import EvaluationsRead, read_evaluations
-from tracegrad.schemas.ids import conversation_key, key_in
+from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal, items_of, parsed
-from tracegrad.schemas.topics import Topic
 
 RECORDED = Path(__file__).parent / "recorded"
 MORE = {
@@ -65,18 +63,3 @@ def test_a_real_evaluator_is_read(name: str, expected: list[Said], refused: dict
     assert (sorted(map(said, once.rewards)), once.refused) == (sorted(expected), Counter(refused))
     assert set(map(said, twice.rewards)) == set(expected)
     assert len(twice.rewards) == len(expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tracer", ["agentops", "otel"])
-def test_agent_lightnings_rewards_are_read(tracer: str) -> None:
-    """Of each rollout its last word, and what it said of the last answer, under the rollout's key; had they come by an
-    agent's own exporter they would count for nothing."""
-    recording = load(FIXTURES / f"agent_lightning-{tracer}-captured.msgpack.xz")
-    values = [record.value for record in recording.records if record.topic == Topic.OTLP_SPANS]
-    rewards, refused = read(TRACES, *values)
-    keys = {key_in(call.call_id) for call in recording.calls}
-    assert (len(keys), refused) == (2, Counter({"name": 2}))  # its dimension `short`, which nobody declared
-    for key in keys:
-        of_rollout = sorted((one.name, one.value, one.target is None) for one in rewards if one.conversation_key == key)
-        assert of_rollout == [("done", 0.25, True), ("reward", 0.125, False), ("reward", 0.5, True)]

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.streams.make import call_id
-from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS
 from tracegrad.schemas.records.facts import SpanReward
 from tracegrad.schemas.records.rollouts import is_usable
-from tracegrad.streams.normalize.reading.span_rewards import rewards_in
+from tracegrad.streams.normalize.reading.span_rewards import LIGHTNING_KEYS, rewards_in
 
 REWARD = "agentlightning.reward"
 ANNOTATION = "agentlightning.annotation"
