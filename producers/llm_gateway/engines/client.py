@@ -63,26 +63,6 @@ class EngineClient:
         await self._health.close()
         await self._session.close()
 
-    def _in_order(self, waits: Waits, avoid: Collection[str]) -> list[EngineRef]:
-        """The session's engines, best first: not to be avoided, known to be there, by its own order, which moves no
-        other session's calls when an engine goes or comes (rendezvous hashing)."""
-
-        def rank(engine: EngineRef) -> tuple[bool, bool, int]:
-            own = zlib.crc32(f"{waits.sticky}/{engine.id}".encode())
-            return not self._health.is_here(engine), engine.id in avoid, own
-
-        return sorted(self.engines, key=rank)
-
-    async def post(
-        self, path: str, body: Any, waits: Waits, *, timeout_s: float, avoid: Collection[str] = ()
-    ) -> tuple[bytes, EngineRef]:
-        """`ask` for the whole body of the answer."""
-
-        async def whole(engine: EngineRef, response: aiohttp.ClientResponse) -> bytes:
-            return await response.read()
-
-        return await self.ask(path, body, waits, whole, timeout_s=timeout_s, avoid=avoid)
-
     async def ask(
         self,
         path: str,
@@ -131,10 +111,17 @@ class EngineClient:
         )
 
     def _next(self, waits: Waits, avoid: Collection[str], failed: list[str]) -> EngineRef:
-        """The best engine that has not failed this call; once all have, they are tried anew."""
+        """The session's best engine: known to be there, neither to be avoided nor one that has failed this call (once
+        all have, they are tried anew), by its own order, which moves no other session's calls when an engine goes or
+        comes (rendezvous hashing)."""
         if len(failed) == len(self.engines):
             failed.clear()
-        return self._in_order(waits, [*avoid, *failed])[0] if len(self.engines) > 1 else self.engines[0]
+
+        def rank(engine: EngineRef) -> tuple[bool, bool, int]:
+            own = zlib.crc32(f"{waits.sticky}/{engine.id}".encode())
+            return not self._health.is_here(engine), engine.id in (*avoid, *failed), own
+
+        return min(self.engines, key=rank)
 
     async def _ask_once(
         self,
@@ -165,6 +152,11 @@ class EngineClient:
                 return msgspec.json.decode(await response.read()) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
             return None
+
+
+async def read_whole(_engine: EngineRef, response: aiohttp.ClientResponse) -> bytes:
+    """For `ask`: the body of the answer."""
+    return await response.read()
 
 
 def fault(engine: EngineRef, path: str, status: int, answer: bytes) -> UnavailableError | EngineRefusal:

@@ -21,7 +21,7 @@ from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 from ..api.chat_request import ChatRequest, Message
 from ..config import EngineRef
 from .chat_form import chat_form
-from .client import EngineClient, fault
+from .client import EngineClient, fault, read_whole
 from .engine import (
     RENDER_TIMEOUT_S,
     Generation,
@@ -44,13 +44,9 @@ _DONE = b"[DONE]"
 _PROBE = (Message(role="user", content="x"),)
 
 
-class _SamplingParams(msgspec.Struct):
-    structured_outputs: Any = None
-
-
 class _RenderAnswer(msgspec.Struct):
     token_ids: list[int]
-    sampling_params: _SamplingParams = msgspec.field(default_factory=_SamplingParams)
+    sampling_params: dict[str, Any] = {}
 
 
 class _Function(msgspec.Struct):
@@ -83,12 +79,6 @@ class _TokenizeAnswer(msgspec.Struct):
 
 class _DetokenizeAnswer(msgspec.Struct):
     prompt: str
-
-
-_RENDER_ANSWER = msgspec.json.Decoder(_RenderAnswer)
-_DETOKENIZE_ANSWER = msgspec.json.Decoder(_DetokenizeAnswer)
-_DERENDER_ANSWER = msgspec.json.Decoder(_DerenderAnswer)
-_TOKENIZE_ANSWER = msgspec.json.Decoder(_TokenizeAnswer)
 
 
 class _Logprobs(msgspec.Struct):
@@ -143,13 +133,13 @@ class VllmEngine:
             body["add_generation_prompt"] = False
             if body.get("tool_choice") not in (None, "none"):
                 body["tool_choice"] = "auto"
-        rendered = await self._ask(_RENDER, body, waits, _RENDER_ANSWER)
-        return RenderedIds(ids=rendered.token_ids, grammar=rendered.sampling_params.structured_outputs)
+        rendered = await self._ask(_RENDER, body, waits, _RenderAnswer)
+        return RenderedIds(ids=rendered.token_ids, grammar=rendered.sampling_params.get("structured_outputs"))
 
     async def count(self, request: ChatRequest, waits: Waits) -> int:
         """See Renderer."""
         body = {**chat_form(request, with_grammar=False), "add_generation_prompt": True}
-        return len((await self._ask(_TOKENIZE, body, waits, _TOKENIZE_ANSWER)).tokens)
+        return len((await self._ask(_TOKENIZE, body, waits, _TokenizeAnswer)).tokens)
 
     async def parse(
         self, request: ChatRequest, prompt_ids: list[int], sampled: Sequence[LogprobEntry], waits: Waits
@@ -166,10 +156,10 @@ class VllmEngine:
         try:
             form = chat_form(msgspec.structs.replace(request, messages=_PROBE), with_grammar=False)
             body = {"generate_response": answer, "chat_request": form}
-            parsed = (await self._ask(_DERENDER, body, waits, _DERENDER_ANSWER)).choices[0]
+            parsed = (await self._ask(_DERENDER, body, waits, _DerenderAnswer)).choices[0]
         except EngineRefusal:
             # A parser may fail on what a model may well sample (half an escape in its JSON): it is plain text then.
-            text = await self._ask(_DETOKENIZE, {"tokens": ids}, waits, _DETOKENIZE_ANSWER)
+            text = await self._ask(_DETOKENIZE, {"tokens": ids}, waits, _DetokenizeAnswer)
             return ParsedMessage(content=text.prompt)
         message = parsed.message
         return ParsedMessage(
@@ -222,10 +212,10 @@ class VllmEngine:
                 return None
         return min(lengths)
 
-    async def _ask(self, path: str, body: Any, waits: Waits, decoder: msgspec.json.Decoder[T]) -> T:
-        answer, engine = await self._client.post(path, body, waits, timeout_s=RENDER_TIMEOUT_S)
+    async def _ask(self, path: str, body: Any, waits: Waits, kind: type[T]) -> T:
+        answer, engine = await self._client.ask(path, body, waits, read_whole, timeout_s=RENDER_TIMEOUT_S)
         try:
-            return decoder.decode(answer)
+            return msgspec.json.decode(answer, type=kind)
         except msgspec.MsgspecError as error:
             raise UnavailableError(f"engine {engine.id}: {path} gave an answer of another shape: {error}") from error
 

@@ -15,7 +15,7 @@ from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
 from tracegrad.producers.llm_gateway.config import EngineRef, Timings
 from tracegrad.producers.llm_gateway.engines import generate
-from tracegrad.producers.llm_gateway.engines.client import EngineClient
+from tracegrad.producers.llm_gateway.engines.client import EngineClient, read_whole
 from tracegrad.producers.llm_gateway.engines.engine import waits_until
 from tracegrad.schemas.errors import DivergedError, EngineRefusal, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.metrics import (
@@ -287,9 +287,9 @@ async def test_a_500_is_asked_again_at_once_even_when_waiting_is_over(caplog: py
 
     client._ask_once = post  # type: ignore[method-assign, assignment]
     waits = waits_until("", -1.0)
-    assert (await client.post("/derender", {}, waits, timeout_s=1.0))[0] == b"parsed"
+    assert (await client.ask("/derender", {}, waits, read_whole, timeout_s=1.0))[0] == b"parsed"
     with pytest.raises(UnavailableError, match="away"):
-        await client.post("/derender", {}, waits, timeout_s=1.0)
+        await client.ask("/derender", {}, waits, read_whole, timeout_s=1.0)
     assert not caplog.records
 
 
