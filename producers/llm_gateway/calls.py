@@ -53,7 +53,7 @@ from .render.splice import (
     conversation_digest,
     splice_context,
 )
-from .sampling import decide, sampled_as
+from .sampling import decide
 from .session import CapturedSession, Session
 
 _WHOLE_EVERY_S = 300.0
@@ -193,7 +193,9 @@ class CallServer:
         for note in prompt.notes:
             metrics.add(PROMPT_NOTES, note)
         handles = self._parts.handles
-        purpose = sampled_as(session.purpose, trains_captured=handles.trains_captured)
+        is_trained = handles.trains_captured and session.purpose is Purpose.UNKNOWN
+        # Where a run trains on captured calls, they must be the policy's own.
+        purpose = Purpose.TRAIN if is_trained else session.purpose
         if grammar is not None and purpose is not Purpose.UNKNOWN and not asks_grammar(request):
             # The engine's parser would choose where the policy is to: its logprobs would be another's.
             grammar = None

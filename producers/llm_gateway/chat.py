@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -67,7 +68,7 @@ class ChatEndpoints:
         self._wording = wording
         self._captured = CapturedConversations(parts.sessions, parts.conversation_ends, parts.metrics)
         self._models = Models(parts.policy, parts.handles.upstreams)
-        self._num_inflight = {True: 0, False: 0}
+        self._num_inflight: Counter[bool] = Counter()
         """Of attempts, and of others."""
 
     async def chat(self, http: Request, api: Api) -> ASGIApp:
@@ -242,7 +243,7 @@ class ChatEndpoints:
     @property
     def num_inflight(self) -> int:
         """Calls that run."""
-        return sum(self._num_inflight.values())
+        return self._num_inflight.total()
 
     def _limit(self, is_attempts: bool) -> int:
         limit = self._parts.config.max_inflight
@@ -253,10 +254,7 @@ class ChatEndpoints:
         if running + num > self._limit(is_attempts):
             raise OverloadedError(f"{running} calls are in flight already; try again")
         self._num_inflight[is_attempts] += num
-        entered.callback(self._leave, is_attempts, num)
-
-    def _leave(self, is_attempts: bool, num: int) -> None:
-        self._num_inflight[is_attempts] -= num
+        entered.callback(self._num_inflight.subtract, {is_attempts: num})
 
 
 def _read(asked: AgentRequest, recall: Recall = forgotten) -> ChatRequest:

@@ -18,11 +18,6 @@ from .config import PolicyConfig
 from .engines.engine import Sampling
 
 
-def sampled_as(purpose: Purpose, *, trains_captured: bool) -> Purpose:
-    """As whose a call is sampled: where a run trains on captured calls, they must be the policy's own."""
-    return Purpose.TRAIN if trains_captured and purpose is Purpose.UNKNOWN else purpose
-
-
 def decide(request: ChatRequest, purpose: Purpose, policy: PolicyConfig, grammar: Any) -> Sampling:
     """The sampling of one call."""
     wishes = request.wishes

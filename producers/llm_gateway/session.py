@@ -86,9 +86,6 @@ class Session:
 
     def enter(self) -> None:
         """A call is in flight until `leave`, when its answer is sent."""
-        self._hold()
-
-    def _hold(self) -> None:
         self._num_inflight += 1
         self._idle.clear()
 
@@ -118,7 +115,7 @@ class Session:
         one that nobody was answered by.
         """
         self.calls.add_call(answer, prompt_ids, number)
-        self._hold()
+        Session.enter(self)  # also behind the end
 
         def settle(ended: asyncio.Future[Any]) -> None:
             if ended.cancelled() or ended.exception() is not None:
@@ -190,13 +187,11 @@ class AttemptSession(Session):
                 await self._idle.wait()
         return self._idle.is_set()
 
-    def was_waiting(self) -> bool:
-        """Whether the agent had no answer yet to its last call when the end came."""
-        return self._was_waiting or self.calls.last_outcome is CallOutcome.CLIENT_DISCONNECTED
-
     def end(self, answers: Sequence[Answer]) -> None:
         """It is over, with these calls: what `/end` answers from now on. Frees what only further calls would need."""
-        told = {"calls": answers, "fault": self.last_fault, "was_waiting": self.was_waiting()}
+        # The agent had no answer yet to its last call when the end came.
+        was_waiting = self._was_waiting or self.calls.last_outcome is CallOutcome.CLIENT_DISCONNECTED
+        told = {"calls": answers, "fault": self.last_fault, "was_waiting": was_waiting}
         self.end_answer = msgspec.json.encode(told)
         self.history, self.conversations = SpliceHistory(), Conversations()
         self.calls = AttemptCalls()
