@@ -49,7 +49,7 @@ from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_body
 from .proof import keep_proved, may_name
 from .split import Piece, Rejected, add_identity, split
-from .take_evaluations import EvaluationRewards, EvaluationTaker
+from .take_evaluations import EvaluationRewards, evaluation_rewards
 
 OFF_LOOP_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread, one at a time, so that they do not hold up every other request."""
@@ -94,7 +94,6 @@ class Receiver:
         self._handles = handles
         self._topics = topics
         self._writer = writer
-        self._evaluations = EvaluationTaker(handles, topics=topics, writer=writer, metrics=metrics)
         # One thread: the loop waits behind each that wants the interpreter.
         self._aside = ThreadPoolExecutor(1, "large-bodies")
 
@@ -128,7 +127,7 @@ class Receiver:
         self.metrics.add(REQUESTS)
         counter = SPANS if signal is TRACES else LOG_RECORDS
         self.metrics.add(counter, num=sum(len(piece.items) for piece in found.pieces))
-        self._evaluations.count(found.evaluations)
+        found.evaluations.count_in(self.metrics)
         return _answer(signal, found)
 
     def refuse(self, error: Exception) -> tuple[int, str]:
@@ -166,7 +165,7 @@ class Receiver:
         limit_bytes = self._topics.value_bytes(signal.topic)
         pieces, unfit = split(signal, message, target_bytes=_RECORD_TARGET_BYTES, item_limit_bytes=limit_bytes)
         unproved = _unproved(sender.holder, f"{num_unproved} {signal.items} name") if num_unproved else None
-        evaluations = self._evaluations.read(signal, sender.holder, body, pieces)
+        evaluations = evaluation_rewards(signal, sender.holder, body, pieces, self._handles)
         return _Split(pieces, [*rejected, *unfit], num_unproved, unproved, evaluations)
 
     async def _append(self, signal: Signal, found: _Split) -> None:
@@ -176,7 +175,8 @@ class Receiver:
             value = await self.beside(piece.value) if is_large else piece.value()
             futures.append(self._writer.append(topic, key=trace_key(piece.trace_id), value=value))
         futures += [self._dead_letter(topic, item) for item in found.rejected]
-        futures += self._evaluations.append(found.evaluations)
+        rewards = self._topics.name(Topic.REWARDS)
+        futures += [self._writer.append(rewards, key=key, value=value) for key, value in found.evaluations.records]
         for future in futures:
             await asyncio.wrap_future(future)
 
