@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tracegrad.schemas.beat import beat
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.errors import FatalError, UnavailableError
 
 from .exposure import bind
 
@@ -118,9 +118,9 @@ def serve(
     name: str,
     grace_s: int = 5,
     keep_alive_s: int = 5,
-    is_over: Callable[[], bool] = lambda: False,
+    fatal: Callable[[], FatalError | None] = lambda: None,
 ) -> None:
-    """Serves until `stop` is set or `is_over`. Blocks; port 0 takes a free one, which the log line names.
+    """Serves until `stop` is set, or `fatal` gives an error, which it raises. Blocks; the log names a port that was 0.
 
     `fd` is a socket that listens there already, held by who started this process; None: one is bound here.
     Raises UnavailableError when the address is taken, or the application cannot start.
@@ -143,16 +143,17 @@ def serve(
 
     async def until_stopped() -> None:
         serving = asyncio.create_task(server.serve(sockets=[bound]))
-        while not (stop.is_set() or is_over() or serving.done()):
+        while not (stop.is_set() or fatal() or serving.done()):
             beat()
             await asyncio.sleep(_POLL_S)
         server.should_exit = True
         await serving
 
-    # What imports made is never garbage; each full collection would look through it: 60 ms in which nobody is served.
-    gc.freeze()
+    gc.freeze()  # what imports made; each full collection would look through it: 60 ms in which nobody is served
     logger.info("%s: listening on http://%s:%d", name, host, bound.getsockname()[1])
     with bound, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(until_stopped())
+    if (error := fatal()) is not None:
+        raise error
     if not server.started and not stop.is_set():
         raise UnavailableError(f"{name}: the application did not start; the log above says why")

@@ -8,7 +8,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+import msgspec
+
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Port, Section
 
 _BACKLOG = 1024
@@ -34,6 +37,21 @@ class ListenConfig(Section, frozen=True, kw_only=True):
             raise ConfigurationError(
                 f"host: expected 127.0.0.1, since there is no token, got {self.host!r}; set a token to listen elsewhere"
             )
+
+
+class GatewayHandles(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway of a run."""
+
+    port: int
+    run_hash: RunHash
+    """8 hex; a trace id that begins with it names a rollout's attempt, which needs proof."""
+    key: bytes
+    """The run's secret, by which credentials are verified."""
+    fd: int | None = None
+    """A socket that listens there already, held by the supervisor; None: the gateway binds one."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.run_hash})"
 
 
 def bind(host: str, port: int) -> socket.socket:

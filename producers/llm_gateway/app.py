@@ -272,7 +272,5 @@ def run(
         name="llm gateway",
         grace_s=GRACE_S,
         keep_alive_s=75,
-        is_over=lambda: gateway.versions.fatal is not None,
+        fatal=lambda: gateway.versions.fatal,
     )
-    if gateway.versions.fatal is not None:
-        raise gateway.versions.fatal

@@ -9,10 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, File, Model, Seconds, Section
 
-from ..exposure import ListenConfig
+from ..exposure import GatewayHandles, ListenConfig
 
 GRACE_S = 10
 """When the gateway is stopped, how long answers that are under way may take; calls that wait for an engine that is
@@ -188,14 +187,9 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
         return f"Upstream({self.name})"
 
 
-class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
-    """One run's gateway."""
+class LlmHandles(GatewayHandles, frozen=True, kw_only=True):
+    """The run that it works for."""
 
-    port: int
-    run_hash: RunHash
-    """8 hex; a trace id that begins with it names a rollout's attempt."""
-    key: bytes
-    """The run's secret, by which credentials are verified."""
     engines: tuple[EngineRef, ...]
     """All serve the policy; empty where there is none."""
     renders_locally: bool
@@ -211,5 +205,3 @@ class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float = 2.5
     """Of a captured conversation, after which its episode may have closed: a quarter of the least silence that closes
     one (`[streams] idle_s`)."""
-    fd: int | None = None
-    """A socket that listens there already, held by the supervisor; None: the gateway binds one."""

@@ -6,12 +6,9 @@ nothing heavy: the command line reads it for its help.
 
 from __future__ import annotations
 
-import msgspec
-
-from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, Port
 
-from ..exposure import ListenConfig
+from ..exposure import GatewayHandles, ListenConfig
 from ..feedback_names import RangeConfig
 
 
@@ -30,19 +27,12 @@ class OtlpConfig(ListenConfig, frozen=True, kw_only=True):
     request that would need more than all of it gets 413."""
 
 
-class OtlpHandles(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway of a run."""
+class OtlpHandles(GatewayHandles, frozen=True, kw_only=True):
+    """The run that it works for."""
 
-    port: int
-    run_hash: RunHash
-    """Whose rollouts are a runner's: what names one needs proof."""
-    key: bytes
-    """The run's secret, by which credentials are verified."""
     ack_timeout_s: float
     """Shorter than the agents' export timeout, so that they hear 503 and send again."""
     feedback_names: dict[str, RangeConfig] | None = None
     """What evaluations that come with the reward token may be called; None: none is read."""
     grpc_port: int | None = None
     """None: HTTP alone; 0: a free one."""
-    fd: int | None = None
-    """A socket that listens there already, held by the supervisor; None: the gateway binds one."""

@@ -181,8 +181,6 @@ def run(
             fd=handles.fd,
             stop=stop,
             name="rewards gateway",
-            is_over=lambda: reading.fatal is not None,
+            fatal=lambda: reading.fatal,
         )
-        if reading.fatal is not None:
-            raise reading.fatal
         logger.info("rewards gateway stopped: %s", metrics.snapshot())

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import msgspec
 
-from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.section import Count, Port, Section
 
+from ..exposure import GatewayHandles
 from ..feedback_names import RangeConfig, check_names
 
 
@@ -40,19 +40,10 @@ class FeedbackConfig(Section, frozen=True, kw_only=True):
         check_names(self.names)
 
 
-class FeedbackHandles(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway of a run."""
+class FeedbackHandles(GatewayHandles, frozen=True, kw_only=True):
+    """The run that it works for."""
 
-    port: int
-    run_hash: RunHash
-    key: bytes
-    """The run's secret, by which the reward token is verified."""
     trains: bool = False
     """The run trains on conversations that were rated."""
-    starts: dict[TopicPartition, int] = {}
+    starts: dict[TopicPartition, int] = msgspec.field(default_factory=dict)
     """Where the run began on topics that it shares with others."""
-    fd: int | None = None
-    """A socket that listens there already, held by the supervisor; None: the gateway binds one."""
-
-    def __repr__(self) -> str:
-        return f"FeedbackHandles({self.run_hash})"
