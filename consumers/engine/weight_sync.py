@@ -36,14 +36,7 @@ from tracegrad.schemas.keys import engine_key
 from tracegrad.schemas.log.follow import decoded, follow
 from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Record
 from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.metrics import (
-    ENGINE_AWAY,
-    VERSIONS_LOADED,
-    VERSIONS_REFUSED,
-    VERSIONS_SERVED,
-    VERSIONS_SKIPPED,
-    Metrics,
-)
+from tracegrad.schemas.metrics import ENGINE_AWAY, VERSIONS_REFUSED, VERSIONS_SERVED, VERSIONS_SKIPPED, Metrics
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.weights import (
     WEIGHT_ACKS,
@@ -158,7 +151,6 @@ class WeightSync:
             raise UnavailableError(f"expected label {manifest.label} after its load, got {label}")
         self._acknowledged, self._loaded = "", manifest.label
         self._refused_since.pop(manifest.label, None)
-        self.metrics.add(VERSIONS_LOADED)
         if self._served is not None and manifest.version > self._served.version + 1:
             self.metrics.add(VERSIONS_SKIPPED, num=manifest.version - self._served.version - 1)
         self._served = manifest

@@ -47,7 +47,6 @@ from tracegrad.schemas.errors import (
 from tracegrad.schemas.keys import episode_key, original_key
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.metrics import (
-    ATTEMPTS_ENDED,
     DEAD_LETTERS,
     RENDERS_LOCALLY,
     REQUESTS_QUARANTINED,
@@ -207,7 +206,6 @@ class Gateway:
                 await self.parts.acknowledged(append)
                 session.end(answers)
                 self.parts.sessions.has_room(session)
-                self.parts.metrics.add(ATTEMPTS_ENDED)
         return Response(session.end_answer, media_type="application/json")
 
     async def _models(self, request: Request) -> Response:

@@ -27,7 +27,6 @@ from tracegrad.schemas.attributes import CONVERSATION_HEADER
 from tracegrad.schemas.errors import OverloadedError, RequestError
 from tracegrad.schemas.ids import CallId, key_in, new_call, split_episode_id
 from tracegrad.schemas.metrics import (
-    CALLS_CAPTURED,
     CALLS_FAILED,
     CALLS_OPTED_OUT,
     CALLS_SERVED,
@@ -150,7 +149,6 @@ class ChatEndpoints:
         self._enter(session is not None, others, entered)
         taken, watches = list[ConversationEnd](), []
         if session is None:
-            parts.metrics.add(CALLS_CAPTURED)
             if asked.is_recorded:
                 is_said = bool(asked.http.headers.get(CONVERSATION_HEADER, "").strip())
                 caller = msgspec.structs.replace(caller, scope=scope)

@@ -29,11 +29,6 @@ class PartitionLedger:
         self.num_open = 0
 
     @property
-    def num_ranges(self) -> int:
-        """How many ranges are held: what the ledger costs."""
-        return len(self._starts)
-
-    @property
     def low_water(self) -> int | None:
         """The offset that may be committed; None before the first delivery."""
         return self._starts[0] if self._starts else self.next_offset
@@ -143,8 +138,3 @@ class Ledger:
     def num_open(self) -> int:
         """Delivered and not done, over all partitions."""
         return sum(ledger.num_open for ledger in self._partitions.values())
-
-    @property
-    def num_ranges(self) -> int:
-        """Ranges held, over all partitions."""
-        return sum(ledger.num_ranges for ledger in self._partitions.values())

@@ -23,9 +23,6 @@ IN_FLIGHT = Gauge("in_flight", "Emissions that wait for acknowledgement.", unit=
 LAG = Gauge("lag", "Inputs on the log that are not delivered yet.", unit="records", terminal="to come")
 READY = Gauge("ready", "1 while inputs are folded, 0 while partitions are taken over.")
 ASSIGNED = Gauge("assigned", "1 for each input partition of this worker.", ("topic", "partition"), unit="partitions")
-OPEN_INPUTS = Gauge("open_inputs", "Inputs on which something open depends.")
-OPEN_RANGES = Gauge("open_ranges", "Runs of offsets that the ledger holds for them.")
-EMISSIONS = Counter("emissions", "Fold steps that led to records.")
 OUTPUTS = Counter("outputs", "Records appended.", ("topic",))
 COMMITS = Counter("commits", "Commits of input offsets.", is_work=True)
 PROPOSALS = Counter("proposals", "Proposals to close an episode.", ("reason",))
@@ -98,10 +95,9 @@ REQUESTS_QUARANTINED = Counter("requests_quarantined", "Requests whose claims di
 CALLS = Counter("calls", "Calls recorded and acknowledged.", terminal="calls", is_work=True)
 CALLS_SERVED = Counter("calls_served", "Calls by how their answer went.", ("outcome",))
 CALLS_FAILED = Counter("calls_failed", "Calls without an answer.", ("error",))
-CALLS_CAPTURED = Counter("calls_captured", "Calls of agents that nobody began.")
 CALLS_JOINED = Counter(
     "calls_joined",
-    "Of these, calls that named nothing and went on with the conversation whose words they repeat.",
+    "Calls of agents that nobody began which named nothing and went on with the conversation whose words they repeat.",
 )
 CALL_OUTCOMES_DROPPED = Counter(
     "call_outcomes_dropped", "What became of captured calls, not told: Kafka was away for too long.", ("reason",)
@@ -120,13 +116,11 @@ FEEDBACK_LATE = Counter("feedback_late", "Pieces of feedback on nothing that wai
 FEEDBACK_REFUSED = Counter("feedback_refused", "Pieces of feedback refused, by the field at fault.", ("field",))
 EVALUATIONS_IGNORED = Counter("evaluations_ignored", "Evaluations in spans and log records without the reward token.")
 AGENT_EVENTS = Counter("agent_events", "Events that agents posted of their attempts.", ("type",))
-ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")
 ATTEMPTS_BEGUN_ELSEWHERE = Counter("attempts_begun_elsewhere", "Requests of attempts that did not begin here.")
 SPLICES = Counter("splices", "Prompts by how they go on from the call before.", ("kind", "reason"))
 PROMPT_NOTES = Counter(
     "prompt_notes",
-    "Prompts whose messages were made such as the template takes, by what it refuses; and tools' results that are "
-    "missing or doubled.",
+    "Prompts whose messages were made such as the template takes, by what it refuses.",
     ("note",),
 )
 CALLS_NOT_REMEMBERED = Counter("calls_not_remembered", "Calls for whose splice the memory had no room.")
@@ -183,7 +177,6 @@ _ENGINE_USERS = MetricOwner("LLM gateway and weight sync")
 ENGINE_AWAY = Counter("engine_absences", "Times that an engine did not answer.")
 _WEIGHT_SYNC = MetricOwner("Weight sync")
 VERSIONS_SERVED = Counter("versions_served", "Versions acknowledged.", terminal="versions served", is_work=True)
-VERSIONS_LOADED = Counter("versions_loaded", "Versions loaded.")
 VERSIONS_SKIPPED = Counter("versions_skipped", "Versions passed over for a newer one.")
 VERSIONS_REFUSED = Counter("versions_refused", "Versions that cannot be served.", ("reason",), terminal="refused")
 _SUPERVISOR = MetricOwner("Supervisor")

@@ -23,7 +23,7 @@ from tracegrad.schemas.errors import OverloadedError, RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
-from tracegrad.schemas.metrics import DEAD_LETTERS, EMISSIONS, OUTPUTS, Metrics
+from tracegrad.schemas.metrics import DEAD_LETTERS, OUTPUTS, Metrics
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -100,7 +100,6 @@ class Emissions:
             future = await self.append(output)
             item.futures.append((output, future))
             item.num_bytes += len(output.value)
-        self.metrics.add(EMISSIONS)
         self._num_bytes += item.num_bytes
         self.num_in_flight += 1
         self._outputs.append(item)

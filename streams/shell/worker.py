@@ -26,7 +26,7 @@ from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter
-from tracegrad.schemas.metrics import ASSIGNED, COMMITS, IN_FLIGHT, LAG, OPEN, OPEN_INPUTS, OPEN_RANGES, READY, Metrics
+from tracegrad.schemas.metrics import ASSIGNED, COMMITS, IN_FLIGHT, LAG, OPEN, READY, Metrics
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Topics
 
@@ -229,8 +229,6 @@ class _Worker:
         metrics, assignment = self._metrics, self._assignment
         metrics.set(READY, assignment.is_ready)
         metrics.set(OPEN, self._fold.num_open)
-        metrics.set(OPEN_INPUTS, self._ledger.num_open)
-        metrics.set(OPEN_RANGES, self._ledger.num_ranges)
         metrics.set(IN_FLIGHT, self._emissions.num_in_flight)
         metrics.set(LAG, sum(assignment.lag.values()))
         metrics.clear(ASSIGNED)

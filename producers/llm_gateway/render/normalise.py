@@ -144,16 +144,3 @@ def _short(id_: str) -> str:
         return id_
     number = int.from_bytes(hashlib.sha256(id_.encode("utf-8", "surrogatepass")).digest(), "big")
     return "".join(_LETTERS[number // len(_LETTERS) ** place % len(_LETTERS)] for place in range(9))
-
-
-def odd_results(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Of the last answer's tool calls: `missing_result` of each that has none though the conversation goes on, and
-    `doubled_result` of each further one."""
-    at = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
-    after = messages[at + 1 :]
-    if at < 0 or not after:
-        return ()
-    results = [message.tool_call_id for message in after if message.role == "tool"]
-    asked = [call.id for call in messages[at].tool_calls]
-    num_missing = sum(call_id not in results for call_id in asked)
-    return ("missing_result",) * num_missing + ("doubled_result",) * (len(results) - len(set(results)))

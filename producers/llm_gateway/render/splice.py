@@ -34,7 +34,7 @@ from ..api.chat_request import ChatRequest, Message, OtherPart, TextPart, ToolUs
 from ..engines.chat_form import engine_fields
 from ..engines.engine import RenderedIds, Renderer, Waits
 from .answer_end import AnswerEnding, EndOfMessage, PromptRest, rest_after, rest_after_changed
-from .normalise import normalised, odd_results
+from .normalise import normalised
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _BROKEN_TOKEN = re.compile(r"(?<=[<\[\]])(?:\u200d|\\u200d)")
@@ -74,7 +74,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     shared_tokens: int
     outcome: SpliceOutcome
     notes: tuple[str, ...] = ()
-    """What was done to its messages for the template, and what is odd about them (render/normalise.py)."""
+    """What was done to its messages for the template (render/normalise.py)."""
 
 
 class SpliceHistory:
@@ -281,4 +281,4 @@ async def build_prompt(
             # Of the whole, or of a part, which some templates refuse alone.
             (full, done), rest = await rendered(), PromptRest(reason=Reason.PART_REFUSED)
         prompt = splice(match, full.ids, rest)
-    return msgspec.structs.replace(prompt, notes=(*done, *odd_results(request.messages))), full.grammar
+    return msgspec.structs.replace(prompt, notes=done), full.grammar

@@ -25,7 +25,7 @@ DAYS: dict[str, dict[Metric, str]] = {
         m.CALLS_OPTED_OUT: (
             "producers/llm_gateway/test_upstream_odd.py::test_a_call_that_opts_out_is_served_and_leaves_nothing"
         ),
-        m.PROMPT_NOTES: "producers/llm_gateway/test_normalise.py::test_the_gateway_counts_what_is_odd",
+        m.PROMPT_NOTES: "producers/llm_gateway/test_normalise.py::test_the_gateway_counts_what_it_makes_of_messages",
         m.CALLS_UNFORCED: (
             "producers/llm_gateway/test_forced_tools.py::"
             "test_a_tool_that_must_be_called_is_called_freely_where_the_call_may_train"

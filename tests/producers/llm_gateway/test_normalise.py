@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.fake_engine.scripted import Reply, tool_call_text
-from tests.producers.llm_gateway.harness import ASK, CALC, Rig
+from tests.producers.llm_gateway.harness import ASK, Rig
 from tests.producers.llm_gateway.real_templates import NOW, RealTemplate, load
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message, OtherPart, TextPart
 from tracegrad.producers.llm_gateway.api.messages.read import read as read_messages
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.api.reading import with_whole_answers
 from tracegrad.producers.llm_gateway.render.answer_end import EndOfMessage
-from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised, odd_results
+from tracegrad.producers.llm_gateway.render.normalise import TemplateRefusals, normalised
 from tracegrad.producers.llm_gateway.render.splice import (
     EarlierCall,
     SpliceHistory,
@@ -219,26 +218,8 @@ def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(results: list
     assert told(asks("a", "b"), *results, USER, asks("b", "a"), *results)[: len(order)] == order
 
 
-@pytest.mark.parametrize(
-    ("results", "odd"),
-    [
-        ([], ()),
-        ([result("a"), result("b")], ()),
-        ([result("a")], ("missing_result",)),
-        ([USER], ("missing_result",) * 2),
-        ([result("a"), result("a"), result("b")], ("doubled_result",)),
-    ],
-)
-def test_missing_and_doubled_results_are_told(results: list[Any], odd: tuple[str, ...]) -> None:
-    """Of the newest answer, so that a conversation that repeats them counts each once."""
-    assert odd_results(read([USER, asks("a", "b"), *results]).messages) == odd
-    assert odd_results(read([USER, asks("a"), {"role": "assistant", "content": "x"}, USER]).messages) == ()
-
-
-async def test_the_gateway_counts_what_is_odd(r: Rig) -> None:
-    """And answers with the prompt as it is."""
-    r.engine.replies.extend([Reply(tool_call_text("calc", expr="1")), Reply("42")])
-    asked = (await r.chat(ASK, tools=CALC))["choices"][0]["message"]
-    await r.chat([*ASK, asked, USER], tools=CALC)
-    assert r.gateway.parts.metrics.value(PROMPT_NOTES, "missing_result") == 1
-    assert [call.splice.kind for call in r.calls()] == ["first", "extended"]
+async def test_the_gateway_counts_what_it_makes_of_messages(r: Rig) -> None:
+    """By what the template refuses; here it is told to have refused it before."""
+    r.gateway.parts.ends.refused._known["systems"] = True
+    await r.chat([SYSTEM, *ASK, LATER, *ASK])
+    assert r.gateway.parts.metrics.value(PROMPT_NOTES, "systems") == 1
