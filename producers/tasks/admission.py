@@ -127,7 +127,7 @@ class TaskAdmission:
             num_running=self._max_running * config.group_size,
         )
         self._refusals = Refusals(topics, metrics, then=self._set_aside)
-        self._dead: list[tuple[Record, RecordError]] = []
+        self._dead: list[tuple[bytes | None, bytes | None, Headers]] = []
 
     def fold(self, chunk: Chunk) -> bool:
         """Takes what is new on the topics. True: the run is complete."""
@@ -137,32 +137,19 @@ class TaskAdmission:
             # Whoever starts a run again may have mended what it ended by.
             self._is_begun, self.state.causes = True, Causes(self._handles.policy)
         try:
-            self._write_dead_letters()
+            self._append(Topic.DEAD_LETTERS, *self._dead)
+            self._dead.clear()
             return chunk.is_caught_up and self._advance()
         except (UnavailableError, OverloadedError) as error:
             logger.warning("tasks: the log did not take a record, trying again: %s", error)
             return False
 
     def _set_aside(self, record: Record, error: RecordError) -> None:
+        """Makes the letter, for `fold` to write; after a restart the record is read again."""
         if record.topic in {self._topics.name(topic) for topic in _ONLY_READ_HERE}:
-            self._dead.append((record, error))
-
-    def _write_dead_letters(self) -> None:
-        """Raises as `_write`; again after a restart, which reads them again."""
-        self._append(
-            Topic.DEAD_LETTERS,
-            *(
-                (
-                    original_key(record),
-                    record.value,
-                    dead_letter_headers(record, stage="tasks", reason=error.reason, detail=str(error)),
-                )
-                for record, error in self._dead
-            ),
-        )
-        for _, error in self._dead:
+            headers = dead_letter_headers(record, stage="tasks", reason=error.reason, detail=str(error))
+            self._dead.append((original_key(record), record.value, headers))
             self._metrics.add(DEAD_LETTERS, error.reason)
-        self._dead.clear()
 
     def _advance(self) -> bool:
         """Admits what may be admitted now; the state holds all that lay on the log at the start."""
