@@ -57,7 +57,6 @@ class WirePrefix(StrEnum):
 
     CHAT = "chatcmpl-"
     """Chat completions; also of the canonical call id, as records hold it."""
-    COMPLETION = "cmpl-"
     MESSAGE = "msg_"
     """Anthropic Messages."""
     RESPONSE = "resp_"

@@ -91,42 +91,7 @@ def _no_answer(upstream: Upstream, what: str, status: int) -> RequestError:
     return RequestError(f"upstream {upstream.name} {what}; try again", status=status, code="upstream_unavailable")
 
 
-class _Sender:
-    """The answer on its way to the agent, and what is read of it."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._reader: AnswerReader | None = None
-        self.status = _CANCELLED
-        """As the agent saw it."""
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the agent has a status already."""
-        return self._reader is not None
-
-    async def begin(self, status: int, headers: Any) -> None:
-        """The status and the headers."""
-        self.status = status
-        self._reader = AnswerReader(headers.get("content-type", ""))
-        await self._send({"type": "http.response.start", "status": status, "headers": answered_with(headers.items())})
-
-    async def piece(self, piece: bytes) -> None:
-        """The next bytes, as they came."""
-        assert self._reader is not None
-        self._reader.read_piece(piece)
-        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-
-    async def end(self) -> None:
-        """The whole answer is sent."""
-        await self._send({"type": "http.response.body", "body": b""})
-
-    def said(self) -> AnswerFacts:
-        """What was read of it."""
-        return self._reader.close() if self._reader is not None else AnswerFacts()
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Answering:
     """An ASGI application that passes one request on, once."""
 
@@ -135,36 +100,40 @@ class _Answering:
     asked: AgentRequest
     upstream: Upstream
     leave: Callable[[], None]
+    reader: AnswerReader | None = None
+    """Of the upstream's answer, once the agent has its status."""
+    status: int = _CANCELLED
+    """As the agent saw it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves the request; an agent that has gone ends it, for nobody is to pay for what nobody reads."""
-        started_ns, answer, outcome = time.time_ns(), _Sender(send), CallOutcome.CLIENT_DISCONNECTED
+        started_ns, outcome = time.time_ns(), CallOutcome.CLIENT_DISCONNECTED
         gone = asyncio.create_task(until_gone(receive))
-        call = asyncio.create_task(self._call(answer))
+        call = asyncio.create_task(self._call(send))
         # Of no attempt: the streams are told that it lasts.
         watch = CallWatch(self.parts.outcomes, self.asked.caller) if self.asked.session is None else None
         with contextlib.ExitStack() as ended:
             # Each of them, whatever becomes of those before: the server may cancel this a second time while it waits.
             ended.callback(self.leave)
             if self.asked.is_recorded:
-                ended.callback(lambda: self._record(answer, outcome, started_ns))
+                ended.callback(lambda: self._record(outcome, started_ns))
             if watch is not None:
                 ended.callback(watch.settle)
             try:
                 await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if call.done():
-                    outcome = await self._ended(call, answer, scope, receive, send)
+                    outcome = await self._ended(call, scope, receive, send)
             finally:
                 gone.cancel()
                 call.cancel()
                 await asyncio.wait({call})
 
-    async def _call(self, answer: _Sender) -> None:
+    async def _call(self, send: Send) -> None:
         session = self.asked.session
         with session.cancellable() if session is not None else contextlib.nullcontext():
-            await self._forward(answer)
+            await self._forward(send)
 
-    async def _forward(self, answer: _Sender) -> None:
+    async def _forward(self, send: Send) -> None:
         """Asks the upstream and sends what comes. Raises RequestError when nothing was sent yet."""
         asked, upstream = self.asked, self.upstream
         query = asked.http.url.query
@@ -184,34 +153,36 @@ class _Answering:
                     )
                 if not 200 <= response.status < 600:
                     raise _no_answer(upstream, f"gave status {response.status}, which is no answer's", 502)
-                await answer.begin(response.status, response.headers)
+                self.status, own = response.status, answered_with(response.headers.items())
+                self.reader = reader = AnswerReader(response.headers.get("content-type", ""))
+                await send({"type": "http.response.start", "status": self.status, "headers": own})
                 async for piece in response.content.iter_any():
-                    await answer.piece(piece)
+                    reader.read_piece(piece)
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
         except RequestError:
             raise
         except TimeoutError as error:
             raise _no_answer(upstream, "did not answer in time", 504) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _no_answer(upstream, f"gave {type(error).__name__}", 502) from error
-        await answer.end()
+        await send({"type": "http.response.body", "body": b""})
 
-    async def _ended(
-        self, call: asyncio.Task[None], answer: _Sender, scope: Scope, receive: Receive, send: Send
-    ) -> CallOutcome:
+    async def _ended(self, call: asyncio.Task[None], scope: Scope, receive: Receive, send: Send) -> CallOutcome:
         error = asyncio.CancelledError() if call.cancelled() else call.exception()
-        if error is not None and answer.has_begun:
+        if error is not None and self.reader is not None:
             return CallOutcome.UNKNOWN  # the answer breaks off, which the agent sees by its connection
         if error is not None:
             response = problem_response(problem_of(error), self.asked.api)
-            answer.status = response.status_code
+            self.status = response.status_code
             await response(scope, receive, send)
         return CallOutcome.DELIVERED
 
-    def _record(self, answer: _Sender, outcome: CallOutcome, started_ns: int) -> None:
+    def _record(self, outcome: CallOutcome, started_ns: int) -> None:
         """Hands the record to the log and does not wait."""
-        asked, said, metrics = self.asked, answer.said(), self.parts.metrics
+        asked, metrics = self.asked, self.parts.metrics
+        said = self.reader.close() if self.reader is not None else AnswerFacts()
         caller = asked.caller
-        metrics.add(UPSTREAM_CALLS, self.upstream.name, str(answer.status))
+        metrics.add(UPSTREAM_CALLS, self.upstream.name, str(self.status))
         record = UpstreamCall(
             call_id=new_call(caller.key),
             **caller.names,
@@ -220,7 +191,7 @@ class _Answering:
             route=asked.route,
             model=asked.body["model"],
             answered_model=said.model,
-            status=answer.status,
+            status=self.status,
             outcome=outcome,
             response_id=said.response_id,
             tool_call_ids=tuple(said.tool_call_ids),
