@@ -199,12 +199,11 @@ class Gateway:
             if session.end_answer is None:
                 await session.close(self.parts.config.end_wait_s)
                 await self._events.settle(session)
-                answers = session.calls.answers()
-                outcomes: dict[str, CallOutcome] = {answer.call_id: answer.outcome for answer in answers}
+                outcomes: dict[str, CallOutcome] = {id_: answer.outcome for id_, answer in session.answers.items()}
                 closed = LLM_CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
                 append = self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
                 await self.parts.acknowledged(append)
-                session.end(answers)
+                session.end()
                 self.parts.sessions.has_room(session)
         return Response(session.end_answer, media_type="application/json")
 

@@ -119,7 +119,7 @@ class CallServer:
     async def _serve(self, asked: PolicyRequest, call_id: CallId, *, is_told: bool = False) -> ServedCall:
         """Samples and records one answer; one that is not to be recorded is forgotten once it is sent."""
         session, request, live = asked.session, asked.request, asked.live
-        with session.cancellable() as number:
+        with session.cancellable():
             drawn = await self._sample(session, request, call_id, live if is_told else None)
         prompt, generation = drawn.prompt, drawn.generation
         answer = finish(drawn.parsed, generation, request, call_id, asked.caller.key)
@@ -128,7 +128,7 @@ class CallServer:
             parent = _parent(prompt, session, time.monotonic(), self._parts.handles.pause_s)
             record = self._record(asked, drawn, answer, parent)
             before = conversation_digest(splice_context(request), request.messages)
-            await self._append(asked, record, answer, prompt, number)
+            await self._append(asked, record, answer)
             whole_s = parent.whole_s if parent else time.monotonic()
             self._remember(asked, before, drawn, answer, whole_s)
         return ServedCall(answers=(answer,), events=events)
@@ -217,13 +217,11 @@ class CallServer:
         parsed = await renderer.parse(request, ids, generation.entries[: len(said)], waits)
         return _Sample(started_ns, prompt, sampling, generation, parsed, begins)
 
-    async def _append(
-        self, asked: PolicyRequest, record: CallRecord, answer: Answer, prompt: Prompt, number: int
-    ) -> None:
+    async def _append(self, asked: PolicyRequest, record: CallRecord, answer: Answer) -> None:
         """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
         try:
             append = self._parts.append(Topic.LLM_CALLS, key=asked.caller.record_key, value=LLM_CALLS.encode(record))
-            asked.session.register(answer, prompt.ids, number, append)
+            asked.session.register(answer, append)
             await self._parts.acknowledged(append)
         except RecordError as error:
             self._parts.metrics.add(CALLS_TOO_LARGE)

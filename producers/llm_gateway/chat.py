@@ -224,8 +224,9 @@ class ChatEndpoints:
             # Any other 5xx is the answer to what this request holds: an agent that finds one would be tried again.
             session.last_fault = 503 if error is not None and status_of(error) == 503 else None
         else:
+            outcome = CallOutcome.DELIVERED if is_delivered else CallOutcome.CLIENT_DISCONNECTED
             for watch in watches:
-                watch.settle(session.calls, is_delivered=is_delivered, error=error)
+                watch.settle(outcome if session.answers.pop(watch.call_id, None) else None, error)
         if not is_delivered:
             self._give_back(taken)
         if served is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -22,10 +22,8 @@ from tracegrad.schemas.errors import SessionError
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
 from tracegrad.schemas.records.rollouts import Reward
-from tracegrad.schemas.records.tokens import Ids
 
 from .api.chat_request import Message
-from .outcomes import AttemptCalls, Retries
 from .render.finish import Answer
 from .render.splice import SpliceHistory
 
@@ -59,16 +57,16 @@ class Conversations:
 class Session:
     """What both kinds have: what was served, and the calls in flight."""
 
-    def __init__(self, key: str, purpose: Purpose, calls: AttemptCalls | Retries) -> None:
+    def __init__(self, key: str, purpose: Purpose) -> None:
         self.key = key
         self.purpose = purpose
-        self.calls = calls
+        self.answers: dict[CallId, Answer] = {}
+        """Those whose records may be on the log, in that order: all of an attempt, of others those not sent yet."""
         self.history = SpliceHistory()
         self.conversations = Conversations()
         self.last_used = time.monotonic()
         self.num_ids_counted = 0
         """Token ids of its history and conversations as its registry counted them."""
-        self._last_number = 0
         self._running: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -96,30 +94,28 @@ class Session:
             self._idle.set()
 
     @contextmanager
-    def cancellable(self) -> Iterator[int]:
-        """Marks the running task as one that an attempt's `close` may cancel: nothing of it is on the log yet. Yields
-        the call's number, by its start."""
+    def cancellable(self) -> Iterator[None]:
+        """Marks the running task as one that an attempt's `close` may cancel: nothing of it is on the log yet."""
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
-        self._last_number += 1
         try:
-            yield self._last_number
+            yield
         finally:
             self._running.discard(task)
 
-    def register(self, answer: Answer, prompt_ids: Ids, number: int, append: asyncio.Future[Any]) -> None:
+    def register(self, answer: Answer, append: asyncio.Future[Any]) -> None:
         """Adds a call whose record was just handed to the log; one that the log refuses, now or late, is withdrawn.
 
         The session is in flight until the append has ended: `/end` waits for a late one and then names the call, as
         one that nobody was answered by.
         """
-        self.calls.add_call(answer, prompt_ids, number)
+        self.answers[answer.call_id] = answer
         Session.enter(self)  # also behind the end
 
         def settle(ended: asyncio.Future[Any]) -> None:
             if ended.cancelled() or ended.exception() is not None:
-                self.calls.withdraw(answer)
+                self.answers.pop(answer.call_id, None)
             self.leave()
 
         append.add_done_callback(settle)
@@ -128,10 +124,8 @@ class Session:
 class CapturedSession(Session):
     """A conversation of an agent that no runner started."""
 
-    calls: Retries
-
     def __init__(self, key: str) -> None:
-        super().__init__(key, Purpose.UNKNOWN, Retries())
+        super().__init__(key, Purpose.UNKNOWN)
         self.is_unnamed = False
         """Its requests name nothing: they find it by what was said."""
         self.tool_calls: BoundedMap[str, bytes] = BoundedMap(_MAX_TOOL_CALLS)
@@ -141,10 +135,8 @@ class CapturedSession(Session):
 class AttemptSession(Session):
     """An attempt that a runner began."""
 
-    calls: AttemptCalls
-
     def __init__(self, key: str, purpose: Purpose, host: Holder | None) -> None:
-        super().__init__(key, purpose, AttemptCalls())
+        super().__init__(key, purpose)
         self.host = host
         """The agent host that works on it; None: a command."""
         self.is_closing = False
@@ -187,11 +179,12 @@ class AttemptSession(Session):
                 await self._idle.wait()
         return self._idle.is_set()
 
-    def end(self, answers: Sequence[Answer]) -> None:
-        """It is over, with these calls: what `/end` answers from now on. Frees what only further calls would need."""
+    def end(self) -> None:
+        """It is over, with its calls: what `/end` answers from now on. Frees what only further calls would need."""
+        answers = list(self.answers.values())
         # The agent had no answer yet to its last call when the end came.
-        was_waiting = self._was_waiting or self.calls.last_outcome is CallOutcome.CLIENT_DISCONNECTED
+        was_waiting = self._was_waiting or (bool(answers) and answers[-1].outcome is CallOutcome.CLIENT_DISCONNECTED)
         told = {"calls": answers, "fault": self.last_fault, "was_waiting": was_waiting}
         self.end_answer = msgspec.json.encode(told)
         self.history, self.conversations = SpliceHistory(), Conversations()
-        self.calls = AttemptCalls()
+        self.answers = {}

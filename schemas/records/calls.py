@@ -38,7 +38,7 @@ class CallOutcome(OpenEnum):
     CLIENT_DISCONNECTED = "client_disconnected"
     """The client was gone before the answer was sent; the call leaves the loss."""
     SUPERSEDED = "superseded"
-    """The client asked the same again and got that answer; this one leaves the loss."""
+    """By earlier releases: the client asked the same again and got that answer; this one leaves the loss."""
     UNKNOWN = "unknown"
 
     @property

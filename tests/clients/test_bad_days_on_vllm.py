@@ -164,7 +164,7 @@ async def test_of_a_request_that_timed_out_only_the_answer_that_was_read_trains(
         answers = [await asyncio.wait_for(asked, 60), await ask(client, api, messages)]
         found = await masks(r)
         assert [found.pop(id_of(answer)) for answer in answers] == ["", ""]
-        assert found and set(found.values()) == {"superseded"}
+        assert found and set(found.values()) == {"client_disconnected"}
 
 
 def test_the_settings_allow_the_temperatures_that_the_engine_takes(engine: RunningEngine) -> None:

@@ -267,7 +267,7 @@ async def test_every_api_has_the_engines_own_ids_and_words(engine: tuple[str, Pa
 
 @pytest.mark.parametrize("name", ["responses", "messages"])
 async def test_a_client_that_gives_up_and_retries_is_answered_once(engine: tuple[str, Path], name: str) -> None:
-    """By the SDKs' own time-outs and retries, while the engine is paused: the first call is superseded."""
+    """By the SDKs' own time-outs and retries, while the engine is paused: the first call is nobody's."""
     url, _ = engine
     async with rig(engine_url=url, engine_wait_s=60) as r, contextlib.AsyncExitStack() as stack:
         await r.begin()
@@ -292,7 +292,7 @@ async def test_a_client_that_gives_up_and_retries_is_answered_once(engine: tuple
         answer: Any = await asyncio.wait_for(call, 60)
         outcomes = {told["call_id"]: told["outcome"] for told in await r.end()}
         assert outcomes.pop(canonical_call(answer.id)) == "delivered"
-        assert set(outcomes.values()) == {"superseded"}
+        assert set(outcomes.values()) == {"client_disconnected"}
 
 
 @pytest.mark.parametrize("renders_locally", [False, True])

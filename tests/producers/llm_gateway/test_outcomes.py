@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine
@@ -15,10 +14,8 @@ from tests.producers.llm_gateway.provider import Provider, with_provider
 from tests.versions import label
 from tracegrad.producers.llm_gateway import outcomes
 from tracegrad.producers.llm_gateway.config import Timings
-from tracegrad.producers.llm_gateway.outcomes import Retries
-from tracegrad.producers.llm_gateway.render.finish import Answer
 from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.ids import CallId, conversation_key, key_in
+from tracegrad.schemas.ids import conversation_key, key_in
 from tracegrad.schemas.metrics import CALL_OUTCOMES_DROPPED
 from tracegrad.schemas.records.calls import CallEnded, CallOpen, CallOutcome
 from tracegrad.schemas.topics import Topic
@@ -68,18 +65,17 @@ async def test_an_answer_that_was_sent_is_told_under_its_conversations_key() -> 
         assert len(ended(r)) == 1 and not opened(r)
 
 
-async def test_a_client_that_left_and_asked_again_supersedes(r: Rig) -> None:
-    """First it is told that the client was gone, then that the same was asked again and taken."""
+async def test_a_client_that_left_and_asked_again_has_one_answer(r: Rig) -> None:
+    """Of the first it is told that the client was gone; what it got instead is a call of its own."""
     r.engine.delay_s = 0.1
     await ask(r, "unseen", patience_s=0.05)
     await until(lambda: ended(r))
     await ask(r, "seen")
-    await until(lambda: len(ended(r)) == 3)
+    await until(lambda: len(ended(r)) == 2)
     first, second = r.calls()
     assert [(told.call_id, told.outcome.value) for told in ended(r)] == [
         (first.call_id, "client_disconnected"),
         (second.call_id, "delivered"),
-        (first.call_id, "superseded"),
     ]
 
 
@@ -141,28 +137,6 @@ async def test_what_waits_for_kafka_is_bounded_and_counted(monkeypatch: pytest.M
             await ask(r)
     assert r.gateway.parts.metrics.value(CALL_OUTCOMES_DROPPED, "full") == 1
     assert r.gateway.parts.metrics.value(CALL_OUTCOMES_DROPPED, "stopped") == 2
-
-
-def test_a_late_end_of_what_was_asked_again_is_superseded_at_once() -> None:
-    """The retry was answered first; another prompt supersedes nothing; a call that no record has tells nothing."""
-    retries = Retries()
-    for number, (name, prompt) in enumerate((("a", 1), ("b", 1), ("c", 2))):
-        answer = Answer(
-            call_id=CallId(name), content="", reasoning=None, tool_calls=(), finish_reason="stop", sampled_tokens=1,
-            is_cut=False,
-        )  # fmt: skip
-        retries.add_call(answer, np.array([prompt], np.int32), number)
-    told = [
-        *retries.settle(CallId("c"), is_delivered=False),
-        *retries.settle(CallId("b"), is_delivered=True),
-        *retries.settle(CallId("a"), is_delivered=False),
-        *retries.settle(CallId("d"), is_delivered=True),
-    ]
-    assert [(name, outcome.value) for name, outcome in told] == [
-        ("c", "client_disconnected"),
-        ("b", "delivered"),
-        ("a", "superseded"),
-    ]
 
 
 ASKED = {"model": "policy", "messages": ASK, "temperature": 0.2, "top_p": 0.5, "logit_bias": {"5": 3}, "max_tokens": 8}

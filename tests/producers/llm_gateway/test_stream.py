@@ -257,7 +257,7 @@ async def test_a_client_that_leaves_within_the_text_is_recorded_and_its_retry_su
         script.goes_on.set()
         await until(lambda: len(r.calls()) == 1)
         await Stream(r).end()
-        assert [call["outcome"] for call in await r.end()] == ["superseded", "delivered"]
+        assert [call["outcome"] for call in await r.end()] == ["client_disconnected", "delivered"]
         assert [call.content for call in r.calls()] == ["unheard", "heard"]
 
 
