@@ -66,9 +66,9 @@ def api_keys_of(headers: Mapping[str, str]) -> tuple[str, str]:
     return key.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")
 
 
-def holder_of(request: Request, key: bytes) -> Holder | None:
-    """Whose credential of the run with this key the request bears."""
-    return next(filter(None, (proved_holder(key, text) for text in api_keys_of(request.headers))), None)
+def holder_of(headers: Mapping[str, str], key: bytes) -> Holder | None:
+    """Whose credential of the run with this key a request with these headers bears."""
+    return next(filter(None, (proved_holder(key, text) for text in api_keys_of(headers))), None)
 
 
 async def read_body(

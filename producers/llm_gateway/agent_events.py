@@ -60,7 +60,7 @@ class AgentEvents:
     async def _session(self, request: Request) -> AttemptSession:
         """The attempt that the path names, which the credential must be of."""
         handles = self._parts.handles
-        caller = judge(claims_of(request), holder_of(request, handles.key), handles.run_hash)
+        caller = judge(claims_of(request), holder_of(request.headers, handles.key), handles.run_hash)
         session = self._parts.sessions.find(caller)
         if session is None:
             raise RequestError(

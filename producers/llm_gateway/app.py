@@ -150,16 +150,16 @@ class Gateway:
         return Route(path, guarded, methods=[verb])
 
     def _authorize(self, request: Request) -> None:
-        token = self.parts.config.token
-        if token is None or request.url.path == "/health" or holder_of(request, self.parts.handles.key) is not None:
+        token, headers = self.parts.config.token, request.headers
+        if token is None or request.url.path == "/health" or holder_of(headers, self.parts.handles.key) is not None:
             return
-        given = (request.headers.get("x-tracegrad-token", ""), *api_keys_of(request.headers))
+        given = (headers.get("x-tracegrad-token", ""), *api_keys_of(headers))
         if not any(hmac.compare_digest(one.encode(), token.encode()) for one in given):
             raise RequestError("expected the gateway's token as API key or in x-tracegrad-token", status=401)
 
     def _check_runner(self, request: Request) -> None:
         handles = self.parts.handles
-        if holder_of(request, handles.key) != runner_holder(handles.run_hash):
+        if holder_of(request.headers, handles.key) != runner_holder(handles.run_hash):
             raise ProofError(
                 "expected the credential of this run's runner, got another or none; only the runner begins and ends "
                 "attempts",

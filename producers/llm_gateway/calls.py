@@ -42,7 +42,7 @@ from .engines.engine import Engine, Generation, ParsedMessage, Renderer, Samplin
 from .engines.generate import Generator, KnownVersions
 from .identity import Caller
 from .parts import Parts
-from .render.finish import Answer, ServedCall, events_of, finish, merged, started
+from .render.finish import Answer, ServedCall, events_of, finish, merged
 from .render.live import LiveAnswer, LiveHearer
 from .render.local_render import LocalRenderer
 from .render.splice import (
@@ -203,7 +203,8 @@ class CallServer:
         as_whose = session.purpose if handles.samples_as_asked else purpose
         sampling = decide(request, as_whose, self._parts.policy, grammar)
         ids: list[int] = prompt.ids.tolist()
-        begins = started(call_id, request.model or self._parts.policy.name, len(ids))
+        model = request.model or self._parts.policy.name
+        begins = Started(call_id=call_id, model=model, created_s=int(time.time()), prompt_tokens=len(ids))
         text = self.local.live(request, ids) if live and self.local else None
         hearer = LiveHearer(live, begins, text) if live and text else None
         generation = await self._generator.generate(purpose, ids, sampling, waits, hearer)

@@ -100,7 +100,7 @@ class ChatEndpoints:
     ) -> ASGIApp:
         """Reads a request, and lets the model that it means answer: an upstream, or `serve` for the policy."""
         parts = self._parts
-        holder = holder_of(http, parts.handles.key)
+        holder = holder_of(http.headers, parts.handles.key)
         caller = judge(claims_of(http), holder, parts.handles.run_hash, conversation_of(http.headers))
         session = parts.sessions.find(caller)
         # Without a token anybody is let in, an attempt's code too that hides its key.

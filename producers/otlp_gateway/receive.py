@@ -24,7 +24,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from tracegrad.schemas.credentials import Holder, masked, may_claim, proved_holder
+from tracegrad.schemas.credentials import Holder, masked, may_claim
 from tracegrad.schemas.errors import ProofError, RequestError
 from tracegrad.schemas.ids import AttemptId, RolloutId, run_hash_of
 from tracegrad.schemas.keys import original_key, trace_key
@@ -44,7 +44,7 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..budget import Budget, Share, weigh_json
-from ..http_request import api_keys_of, status_of
+from ..http_request import api_keys_of, holder_of, status_of
 from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_body
 from .proof import keep_proved, may_name
@@ -101,7 +101,7 @@ class Receiver:
         """Who asks; `attempt` is what its path names. Raises RequestError (401), or ProofError (403) when the attempt
         is one of this run and not the sender's."""
         token, keys = self.config.token, api_keys_of(headers)
-        holder = next(filter(None, (proved_holder(self._handles.key, key) for key in keys)), None)
+        holder = holder_of(headers, self._handles.key)
         given = headers.get("authorization", "")
         is_known = not token or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
         if not is_known and holder is None:

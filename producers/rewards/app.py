@@ -111,7 +111,7 @@ class RewardsGateway:
         return JSONResponse({"idempotency_key": key, "pieces": pieces})
 
     def _check(self, request: Request) -> None:
-        if holder_of(request, self._handles.key) != feedback_holder(self._handles.run_hash):
+        if holder_of(request.headers, self._handles.key) != feedback_holder(self._handles.run_hash):
             raise RequestError(
                 "expected Authorization: Bearer <the run's reward token> (tracegrad env --feedback), got another or "
                 "none",

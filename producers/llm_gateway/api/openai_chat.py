@@ -104,7 +104,8 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         refuse(body, (name,), instead)
     read = read_as(body, _Body)
     choice = read.tool_choice
-    _check_best_of(body, read.n)
+    if body.get("best_of") not in (None, 1, read.n):
+        raise RequestError("best_of: expected none, for whoever trains chooses by rewards; ask for n", param="best_of")
     return ChatRequest(
         messages=tuple(_message(*pair) for pair in zip(read.messages, body["messages"], strict=True)),
         model=read.model,
@@ -267,12 +268,6 @@ def _choice(index: int) -> dict[str, Any]:
 
 def _call_form(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _check_best_of(body: dict[str, Any], num_choices: int | None) -> None:
-    """Raises RequestError for a choice that would be made here."""
-    if body.get("best_of") not in (None, 1, num_choices):
-        raise RequestError("best_of: expected none, for whoever trains chooses by rewards; ask for n", param="best_of")
 
 
 def _includes_usage(request: ChatRequest) -> bool:

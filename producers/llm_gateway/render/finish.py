@@ -1,4 +1,4 @@
-"""What the agent gets of what was sampled: its answer, and the events in which that is told. Pure but for the clock.
+"""What the agent gets of what was sampled: its answer, and the events in which that is told. Pure.
 
 In: a generation and the message that it says. Out: the answer, cut at its stop string, with its minted ids; then its
 events, those left out that were told while it was sampled.
@@ -6,7 +6,6 @@ events, those left out that were told while it was sampled.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,11 +79,6 @@ def _tool_calls(calls: Sequence[tuple[str, str]], key: str) -> Iterator[ToolCall
     for name, arguments in calls:
         yield ToolCall(id=minted, name=name, arguments=arguments)
         minted = next_tool_call(minted)
-
-
-def started(call_id: CallId, model: str, prompt_tokens: int) -> Started:
-    """The first event of an answer, now."""
-    return Started(call_id=call_id, model=model, created_s=int(time.time()), prompt_tokens=prompt_tokens)
 
 
 def events_of(answer: Answer, started: Started, logprobs: Any, stop: str | None, said: str = "") -> Iterator[Event]:

@@ -260,15 +260,13 @@ def _blocks(content: str | Sequence[Any]) -> list[Any]:
 
 def _shown(blocks: list[Any], tools: Mapping[str, _Tool]) -> list[Any]:
     """What a search found, with the tools that it names written out."""
-    return [
-        _Text(_declared(block.tool_name, tools)) if isinstance(block, _ToolReference) else block for block in blocks
-    ]
+    return [_declared(block.tool_name, tools) if isinstance(block, _ToolReference) else block for block in blocks]
 
 
-def _declared(name: str, tools: Mapping[str, _Tool]) -> str:
+def _declared(name: str, tools: Mapping[str, _Tool]) -> _Text:
     tool = tools.get(name)
     said = {} if tool is None else {"description": tool.description, "input_schema": tool.input_schema}
-    return msgspec.json.encode({"name": name, **said}).decode() + "\n"
+    return _Text(msgspec.json.encode({"name": name, **said}).decode() + "\n")
 
 
 def _content(blocks: Sequence[Any]) -> str | tuple[TextPart | OtherPart, ...]:

@@ -50,7 +50,7 @@ def without_served(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...
         for message in messages:
             blocks = message.get("content") if isinstance(message, dict) else None
             if isinstance(blocks, list) and message.get("role") == "assistant":
-                kept = [_GONE if _is_served(block) else block for block in blocks]
+                kept = [_GONE if _kind(block) in _SERVED_BLOCKS else block for block in blocks]
                 left_out += ["server_tool_use"] * (_GONE in kept)
                 message = message | {"content": kept}
             rows.append(message)
@@ -58,11 +58,11 @@ def without_served(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...
     return body, tuple(left_out)
 
 
-def _is_served(block: Any) -> bool:
-    kind = block.get("type") if isinstance(block, dict) else None
-    return isinstance(kind, str) and kind in _SERVED_BLOCKS
-
-
 def _served_kind(tool: Any) -> str | None:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return next((name for name in _SERVED_TOOLS if isinstance(kind, str) and kind.startswith(name)), None)
+    return next((name for name in _SERVED_TOOLS if _kind(tool).startswith(name)), None)
+
+
+def _kind(part: Any) -> str:
+    """The type that it says; empty: none."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else ""

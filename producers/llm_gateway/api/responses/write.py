@@ -133,7 +133,8 @@ class _ResponseWriter:
 
     def _say(self, text: str, logprobs: Any) -> Iterator[_Step]:
         yield from self._into("message")
-        part, tokens = self._output[-1]["content"][0], _tokens(logprobs)
+        # The engine's logprobs: a response has the fields of a chat completion.
+        part, tokens = self._output[-1]["content"][0], list((logprobs or {}).get("content") or ())
         part["text"] += text
         part["logprobs"] += tokens
         yield self._piece("output_text.delta", delta=text, logprobs=_brief(tokens))
@@ -208,11 +209,6 @@ class _ResponseWriter:
         if self._output[-1]["type"] in _CONTENTS:
             where["content_index"] = 0
         return {"type": f"response.{kind}", **where, **fields}
-
-
-def _tokens(logprobs: Any) -> list[_Step]:
-    """The engine's logprobs: a response has the fields of a chat completion."""
-    return list((logprobs or {}).get("content") or ())
 
 
 def _brief(tokens: list[_Step]) -> list[_Step]:
