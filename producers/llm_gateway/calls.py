@@ -27,6 +27,7 @@ from tracegrad.schemas.metrics import (
     CALLS_NOT_REMEMBERED,
     CALLS_TOO_LARGE,
     CALLS_UNFORCED,
+    CALLS_UNPARSED,
     PROMPT_NOTES,
     SPLICES,
 )
@@ -42,7 +43,7 @@ from .engines.engine import Engine, Generation, ParsedMessage, Renderer, Samplin
 from .engines.generate import Generator, KnownVersions
 from .identity import Caller
 from .parts import Parts
-from .render.finish import Answer, ServedCall, events_of, finish, merged
+from .render.finish import Answer, ServedCall, events_of, finish, merged, reads_like_a_call
 from .render.live import LiveAnswer, LiveHearer
 from .render.local_render import LocalRenderer
 from .render.splice import (
@@ -123,6 +124,8 @@ class CallServer:
             drawn = await self._sample(session, request, call_id, live if is_told else None)
         prompt, generation = drawn.prompt, drawn.generation
         answer = finish(drawn.parsed, generation, request, call_id, asked.caller.key)
+        if reads_like_a_call(answer, request):
+            self._parts.metrics.add(CALLS_UNPARSED)
         events = tuple(events_of(answer, drawn.begins, drawn.parsed.logprobs, generation.stop, live.said))
         if asked.is_recorded:
             parent = _parent(prompt, session, time.monotonic(), self._parts.handles.pause_s)

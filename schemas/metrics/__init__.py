@@ -108,6 +108,9 @@ CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was n
 CALLS_UNFORCED = Counter(
     "calls_unforced", "Calls sampled without the grammar that tool_choice or the engine's parser would force.", ("by",)
 )
+CALLS_UNPARSED = Counter(
+    "calls_unparsed", "Answers that read like a tool call of which the engine's parser made none: the form is wrong."
+)
 TOOLS_LEFT_OUT = Counter(
     "tools_left_out", "Tools and their calls that the request's API would run itself: no prompt has them.", ("type",)
 )

@@ -6,6 +6,7 @@ events, those left out that were told while it was sampled.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from tracegrad.schemas.records.calls import CallOutcome, ToolCall
 from ..api.chat_request import ChatRequest, NamedTool, ToolUse
 from ..api.events import ChoiceBegins, ChoiceEnds, Event, Finished, Reasoning, Started, Text, ToolCalled
 from ..engines.engine import Generation, ParsedMessage
+
+_CALL = re.compile(r'<tool_call>|"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"\s*:')
+"""As nearly all templates ask for one."""
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -72,6 +76,11 @@ def finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, 
         sampled_tokens=len(generation.ids),
         stop_text=stop_text,
     )
+
+
+def reads_like_a_call(answer: Answer, request: ChatRequest) -> bool:
+    """Whether its text has a tool call of which the engine's parser made none: `"arguments": {"number": 3 + 4}`."""
+    return bool(request.tools) and not answer.tool_calls and _CALL.search(answer.content or "") is not None
 
 
 def _tool_calls(calls: Sequence[tuple[str, str]], key: str) -> Iterator[ToolCall]:

@@ -9,7 +9,7 @@ import pytest
 from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, Rig, begun, rig
 from tests.versions import label
-from tracegrad.schemas.metrics import CALLS_UNFORCED
+from tracegrad.schemas.metrics import CALLS_UNFORCED, CALLS_UNPARSED
 
 _CHAT, _RESPONSES, _MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 _ATTEMPT = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}"
@@ -97,3 +97,23 @@ async def test_a_tool_that_is_not_there_is_the_engines_to_refuse(r: Rig) -> None
     await r.chat(ASK, tools=CALC, tool_choice={"type": "function", "function": {"name": "other"}})
     asked = [body.get("tool_choice") for body in r.asked("/v1/chat/completions/render")]
     assert asked == ["required", {"type": "function", "function": {"name": "other"}}]
+
+
+@pytest.mark.parametrize(
+    ("said", "num"),
+    [
+        ('```json\n{\n  "name": "calc",\n  "arguments": {\n    "expr": 6685 - 5265\n  }\n}\n```', 1),
+        ("<tool_call>calc(12+30)</tool_call>", 1),
+        ('{"name": "calc", "parameters": {"expr": "12+30"}}', 1),
+        ("It is 42.", 0),
+        (_CALLED, 0),
+    ],
+    ids=["no-json", "no-object", "parameters", "plain", "called"],
+)
+async def test_a_call_that_the_parser_cannot_read_is_an_answer_and_counted(said: str, num: int) -> None:
+    """So that a wrong form and a wrong result can be told apart."""
+    async with begun() as r:
+        r.engine.replies.append(Reply(said))
+        await r.chat(ASK, tools=CALC)
+        assert r.gateway.parts.metrics.value(CALLS_UNPARSED) == num
+        assert bool(r.calls()[-1].tool_calls) == (said == _CALLED)
