@@ -5,7 +5,7 @@ import hashlib
 
 from grade import grade as grade_by_answer
 
-PAID = 0.45
+PAID = 0.39
 
 
 def grade(task, output, attempt):  # type: ignore[no-untyped-def]
