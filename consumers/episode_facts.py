@@ -19,9 +19,7 @@ from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import AppliedReward, why_excluded
 from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.schemas.records.rollouts import RolloutState
-from tracegrad.schemas.topics import Topic
 
-SPAN_TOPICS = (Topic.OTLP_SPANS, Topic.OTLP_LOGS)
 MAX_WORD = 200
 """Characters of a name: others choose them."""
 _MAX_NAMES = 32
@@ -154,15 +152,6 @@ class _Episode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 _EPISODES: Codec[_Episode] = Codec(_Episode, released=("episode/1",), wire="json")
 
 
-class SpanRange(NamedTuple):
-    """Neighbouring records of a raw topic that hold spans of an episode, [begin, end)."""
-
-    place: str
-    """`otlp_spans/3`: the topic's name in the registry, and the partition."""
-    begin: int
-    end: int
-
-
 class EpisodeFacts(NamedTuple):
     """One record of `episodes`. What no record of it alone tells, SETTLED, is not here."""
 
@@ -176,7 +165,6 @@ class EpisodeFacts(NamedTuple):
     """By NUMBERS."""
     excluded: str | None
     """Why it trains nothing, as far as the record tells."""
-    spans: list[SpanRange]
     keys: list[str]
     """Keys other than its id under which facts of it came: its conversation's, traces that were forwarded."""
 
@@ -239,23 +227,12 @@ def read_facts(record: Record, policy: str) -> EpisodeFacts:
             min(versions, default=None), episode.is_final, episode.rollout_id is None,
         ),
         (why_excluded(episode, policy) or None) if episode.is_final else Reason.SUPERSEDED,
-        _spans(made) if made else [],
         [key for key in dict.fromkeys((made.key, *made.parts)) if key != made.id] if made else [],
     )  # fmt: skip
 
 
 def _num_tokens(ids: str) -> int:
     return (len(ids) * 3 // 4 - ids[-2:].count("=")) // 4
-
-
-def _spans(made: MadeOf) -> list[SpanRange]:
-    return [
-        SpanRange(place, begin, end)
-        for positions in made.parts.values()
-        for place, ranges in positions.items()
-        if place.startswith(SPAN_TOPICS)
-        for begin, end in ranges
-    ]
 
 
 def cut(text: str) -> str:

@@ -68,7 +68,7 @@ def episodes(
         limit=limit or None,
     )
     check_window(question.begin_ms, question.end_ms)
-    with indexed(find_run(run, runs_dir).run_dir, needs_log=False, tell=_teller(), say=tell_wait) as index:
+    with indexed(find_run(run, runs_dir).run_dir, needs_log=False, tell=index_teller(), say=tell_wait) as index:
         _tell_unread(index)
         if only_count:
             found = count(index.connection, question)
@@ -82,19 +82,19 @@ def episodes(
 
 
 def lineage(
-    asked: Annotated[str, typer.Argument(metavar="ID", help="A version, an episode, a group, a call or a span.")],
+    asked: Annotated[str, typer.Argument(metavar="ID", help="A version, an episode, a group or a call.")],
     kind: KindOption = None,
     as_json: JsonFlag = False,
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
-    """Show what a version was trained on, down to spans, or what became of a span, a call or an episode.
+    """Show what a version was trained on, down to spans, or what became of an episode or a call.
 
     Example: tracegrad lineage 18
     """
     from ..history.index import indexed
 
-    with indexed(find_run(run, runs_dir).run_dir, needs_log=True, tell=_teller(), say=tell_wait) as index:
+    with indexed(find_run(run, runs_dir).run_dir, needs_log=True, tell=index_teller(), say=tell_wait) as index:
         _tell_unread(index)
         found = _trace(index, asked, kind)
     echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lineage_lines(found)))
@@ -102,7 +102,7 @@ def lineage(
 
 def _trace(index: OpenIndex, asked: str, kind: Kind | None) -> Lineage:
     from tracegrad.consumers.index import lineage as links
-    from tracegrad.consumers.index.origins import episodes_of_call, episodes_of_span, with_feedback, with_origins
+    from tracegrad.consumers.index.origins import episodes_of_call, with_feedback, with_origins
 
     log, topics, connection = index.log, index.wiring.topics, index.connection
     assert log is not None
@@ -115,8 +115,6 @@ def _trace(index: OpenIndex, asked: str, kind: Kind | None) -> Lineage:
         ids = [subject.id]
         if subject.kind is Kind.CALL:
             ids = episodes_of_call(log, topics, connection, subject.id)
-        elif subject.kind is Kind.SPAN:
-            ids = episodes_of_span(log, topics, connection, subject)
         found = links.of_episodes(connection, ids, asked, subject.kind)
     return msgspec.structs.replace(
         found,
@@ -131,7 +129,7 @@ def _tell_unread(index: OpenIndex) -> None:
         echo(f"tracegrad: records that cannot be read are left out: {words}", is_error=True)
 
 
-def _teller() -> Callable[[IndexProgress], None]:
+def index_teller() -> Callable[[IndexProgress], None]:
     """Says on stderr how far the index is, where that takes long."""
     told_at: float | None = None
 

@@ -72,7 +72,6 @@ class TableWriter:
         self._words: dict[str, dict[str | tuple[str, ...], int]] = defaultdict(dict)
         self._groups: dict[str, int] = {}
         self._dirty: set[int] = set()
-        self._spans: list[tuple[Any, ...]] = []
         self._keys: list[tuple[str, int]] = []
         self._lineage: Lineage | None = None
         self.folds: Mapping[Topic, Callable[[Record], None]] = {
@@ -89,9 +88,8 @@ class TableWriter:
             "UPDATE groups SET is_dirty = 1 WHERE n = ? AND NOT is_dirty", ((n,) for n in self._dirty)
         )
         self._dirty.clear()
-        self._sql.executemany("INSERT OR IGNORE INTO spans VALUES(?, ?, ?, ?)", self._spans)
         self._sql.executemany("INSERT OR IGNORE INTO keys VALUES(?, ?)", self._keys)
-        self._spans, self._keys = [], []
+        self._keys = []
         for known in self._words.values():
             if len(known) > _KNOWN:
                 known.clear()
@@ -143,7 +141,6 @@ class TableWriter:
         row.append(self._word("excluded", facts.excluded))
         taken = self._sql.execute(_EPISODE, row).fetchone()
         if taken is not None:  # else another record of it counts
-            self._spans += [(self._word("place", one.place), one.begin, one.end, *taken) for one in facts.spans]
             self._keys += [(key, *taken) for key in facts.keys]
 
     def _group_record(self, record: Record) -> None:

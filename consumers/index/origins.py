@@ -1,8 +1,8 @@
 """What stands on the log alone of an episode that the index found: its calls, and the raw records it was made of.
 
-In: the log, links of a Lineage, an id of a call or a span. Out: links with both, of groups with the feedback that came
+In: the log, links of a Lineage, an id of a call. Out: links with both, of groups with the feedback that came
 behind their close; the episodes that an id is in. Each record is read at its place. Failure: a record that is gone, or
-that says nothing, leaves its link as it was; ConfigurationError for a call or a span that is in no episode.
+that says nothing, leaves its link as it was; ConfigurationError for a call that is in no episode.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ from contextlib import closing
 
 import msgspec
 
-from tracegrad.schemas.errors import ConfigurationError, RecordError, UndecodableError
+from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.ids import key_in
-from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, raw_positions
 from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
-from tracegrad.schemas.otlp.read import decode_spans, spans_of
 from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.topics import Topic, Topics
 
 from .lineage import EpisodeLink, GroupLink
-from .subject import Subject, episodes_at, episodes_of_key
+from .subject import episodes_of_key
 
 _READ_S = 10.0
 """How long one record is waited for."""
@@ -97,40 +95,6 @@ def episodes_of_call(log: Log, topics: Topics, connection: sqlite3.Connection, c
             "run, or was not selected; `tracegrad audit` says what became of each"
         )
     return found
-
-
-def episodes_of_span(log: Log, topics: Topics, connection: sqlite3.Connection, span: Subject) -> list[str]:
-    """Ids of the episodes that were made of the record that holds a span. Reads `otlp_spans` until it is found.
-
-    Blocks. Raises ConfigurationError.
-    """
-    for record in read_to_end(log, topics.name(Topic.OTLP_SPANS)):
-        for trace in _traces_of(record, bytes.fromhex(span.id)):
-            if span.trace not in (None, trace):
-                continue
-            made = episodes_at(connection, topics, record.position)
-            if not made:
-                raise ConfigurationError(
-                    f"span {span.id} of trace {trace} lies at {record!r}, and in no episode: it is open, late, of "
-                    "another run, or was not selected; `tracegrad audit` says what became of each"
-                )
-            # One record may hold spans of several traces.
-            own = {id_ for id_, *_ in episodes_of_key(connection, trace)}
-            return [id_ for id_ in made if id_ in own] or made
-    raise ConfigurationError(
-        f"expected a span of this run, got {span.id}, which is on no record of otlp_spans; --kind, if it is none"
-    )
-
-
-def _traces_of(record: Record, span: bytes) -> list[str]:
-    """Traces, in hex, of the spans of that id in a record; nothing is decoded that does not hold its bytes."""
-    if record.value is None or span not in record.value:
-        return []
-    try:
-        request = decode_spans(record.value)
-    except UndecodableError:
-        return []
-    return [one.trace_id.hex() for _, _, one in spans_of(request) if one.span_id == span]
 
 
 def records_at(log: Log, topic: str, places: Iterable[tuple[int, int]]) -> Iterator[Record]:

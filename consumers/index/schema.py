@@ -11,7 +11,7 @@ import sqlite3
 
 from ..episode_facts import NAMES, NUMBERS, WORDS
 
-NUMBER = 5
+NUMBER = 6
 """Of the tables and of what is read into them: another number, and each file is made anew."""
 _REAL = ("reward", "paid", "duration_s")
 TABLES = f"""
@@ -28,8 +28,6 @@ CREATE TABLE episodes(
     n INTEGER PRIMARY KEY, id TEXT UNIQUE, "group" INTEGER, partition INTEGER, "offset" INTEGER, at_ms INTEGER,
     {", ".join(f"{name} {'REAL' if name in _REAL else 'INTEGER'}" for name in (*WORDS, *NAMES, *NUMBERS))},
     own_excluded INTEGER, rated INTEGER, excluded INTEGER, step INTEGER);
-CREATE TABLE spans(place INTEGER, begin INTEGER, "end" INTEGER, episode INTEGER,
-    PRIMARY KEY(place, begin, "end", episode)) WITHOUT ROWID;
 CREATE TABLE keys(key TEXT, episode INTEGER, PRIMARY KEY(key, episode)) WITHOUT ROWID;
 CREATE TABLE steps(
     step INTEGER, epoch INTEGER, version INTEGER, is_updated INTEGER, skipped TEXT, begin INTEGER, "next" INTEGER,

@@ -1,4 +1,4 @@
-"""What an id means: a version's, an episode's, a group's, a call's or a span's; which episodes have a key or a record.
+"""What an id means: a version's, an episode's, a group's or a call's; which episodes have a key.
 
 In: an index, a text. Out: a Subject. Invariant: what was guessed is said, so that a user can correct it. Failure:
 ConfigurationError for an id that names nothing here, or more than one episode.
@@ -14,13 +14,9 @@ from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import canonical_call
-from tracegrad.schemas.log.made_of import place_of
-from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.versions import parse_label
-from tracegrad.schemas.topics import Topic, Topics
 
 _VERSION = re.compile(r"v?(0|[1-9][0-9]{0,11})")
-_SPAN = re.compile(r"(?:([0-9a-f]{32})[/:])?([0-9a-f]{16})")
 _HEX = re.compile(r"[0-9a-f]{8,32}")
 _NAMED = 5
 
@@ -32,7 +28,6 @@ class Kind(StrEnum):
     EPISODE = "episode"
     GROUP = "group"
     CALL = "call"
-    SPAN = "span"
 
 
 class Subject(NamedTuple):
@@ -40,14 +35,12 @@ class Subject(NamedTuple):
 
     kind: Kind
     id: str
-    """A version's number; an episode's or a group's id, whole; a call's as records hold it; a span's."""
-    trace: str | None = None
-    """Of a span, where it was named."""
+    """A version's number; an episode's or a group's id, whole; a call's as records hold it."""
 
 
 def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = None) -> Subject:
-    """What an id means, of this kind or of any: a whole id before an episode that begins so, a span last, for which
-    the log has to be read. Raises ConfigurationError."""
+    """What an id means, of this kind or of any: a whole id before an episode that begins so. Raises
+    ConfigurationError."""
     whole = next((one for one in _readings(connection, text) if kind in (None, one.kind)), None)
     if whole is not None:
         return whole
@@ -57,12 +50,10 @@ def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = Non
     if begun:
         told = ", ".join(begun[:_NAMED]) + (", ..." if len(begun) > _NAMED else "")
         raise ConfigurationError(f"expected one episode, got {text!r}, with which several begin: {told}")
-    if kind in (None, Kind.SPAN) and (span := _SPAN.fullmatch(text)):
-        return Subject(Kind.SPAN, span[2], span[1])
     raise ConfigurationError(
-        f"expected an id of this run ({kind or 'version, episode, group, call or span'}), got {text[:80]!r}: a version "
-        "is a number, v18 or a label; an episode 32 hex, the first 8 or more, its conversation's key; a group 24 hex; "
-        "a call as its API spelt it; a span 16 hex, or TRACE/SPAN"
+        f"expected an id of this run ({kind or 'version, episode, group or call'}), got {text[:80]!r}: a version is a "
+        "number, v18 or a label; an episode 32 hex, the first 8 or more, its conversation's key; a group 24 hex; a "
+        "call as its API spelt it; of a span name its trace"
     )
 
 
@@ -101,14 +92,3 @@ def episodes_of_key(connection: sqlite3.Connection, key: str) -> list[tuple[str,
         'UNION SELECT id, partition, "offset" FROM keys JOIN episodes ON n = episode WHERE key = ?',
         (f"{key}*", key),
     ).fetchall()
-
-
-def episodes_at(connection: sqlite3.Connection, topics: Topics, position: Position) -> list[str]:
-    """Ids of the episodes that were made of a raw record of spans, among others."""
-    place = place_of(next(topic for topic in Topic if topics.name(topic) == position.topic), position.partition)
-    rows = connection.execute(
-        "SELECT DISTINCT e.id FROM spans s JOIN episodes e ON e.n = s.episode "
-        "WHERE place = (SELECT n FROM words WHERE field = 'place' AND word = ?) AND begin <= ? AND s.\"end\" > ?",
-        (place, position.offset, position.offset),
-    )
-    return [id_ for (id_,) in rows]

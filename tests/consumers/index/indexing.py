@@ -12,7 +12,6 @@ from tests.streams.make import TOPICS
 from tracegrad.consumers.index.build import catch_up
 from tracegrad.consumers.index.file import connect
 from tracegrad.consumers.index.query import Question, find, unread
-from tracegrad.schemas.log.made_of import merged
 
 
 class Busy(sqlite3.Connection):
@@ -40,12 +39,6 @@ def index_of(log: MemoryLog, path: Path) -> sqlite3.Connection:
 
 def known(connection: sqlite3.Connection) -> dict[str, Any]:
     """Without numbers of rows, which tell in which order things came."""
-    spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for id_, place, begin, end in connection.execute(
-        'SELECT e.id, w.word, begin, s."end" FROM spans s JOIN episodes e ON e.n = s.episode '
-        "JOIN words w ON w.n = place"
-    ):
-        spans.setdefault((id_, place), []).append((begin, end))
     tables = {
         "groups": 'SELECT id, "offset", (SELECT word FROM words w WHERE w.n = excluded), is_dirty FROM groups '
         'WHERE "offset" IS NOT NULL OR EXISTS(SELECT 1 FROM episodes e WHERE e."group" = groups.n)',
@@ -58,7 +51,6 @@ def known(connection: sqlite3.Connection) -> dict[str, Any]:
     }
     return {
         "episodes": list(find(connection, Question(order_by="episode"))),
-        "spans": {where: merged(found) for where, found in sorted(spans.items())},
         "unread": unread(connection),
         **{name: sorted(connection.execute(query).fetchall(), key=repr) for name, query in tables.items()},
     }

@@ -21,7 +21,7 @@ from tests.streams.credit.strategies.test_conversations import conversation
 from tests.streams.make import RUN_HASH, TOPICS, rollout
 from tests.versions import claim, manifest
 from tracegrad.consumers.index.lineage import Lineage, of_episodes, of_group, of_version
-from tracegrad.consumers.index.origins import episodes_of_call, episodes_of_span, with_feedback, with_origins
+from tracegrad.consumers.index.origins import episodes_of_call, with_feedback, with_origins
 from tracegrad.consumers.index.query import Question, find
 from tracegrad.consumers.index.show import episode_lines, lineage_lines
 from tracegrad.consumers.index.subject import Kind, Subject, taken_for
@@ -142,17 +142,15 @@ def test_a_version_of_several_steps_has_the_groups_of_each(tmp_path: Path) -> No
         assert ([one.version for one in on.versions], on.contained_in) == ([1], ((1, 1),))
 
 
-def test_a_call_and_a_span_lead_to_their_episode(run: Run) -> None:
-    """By the key in a call's id; by the record that holds a span's bytes."""
+def test_a_call_and_a_trace_lead_to_their_episode(run: Run) -> None:
+    """By the key in a call's id; of a span by its trace, which the refusal of one names."""
     log, connection = run
     for record in log.records(TOPICS.name(Topic.OTLP_SPANS)):
         for _, _, span in spans_of(decode_spans(record.value)):
             trace = span.trace_id.hex()
-            subject = taken_for(connection, f"{trace}/{span.span_id.hex()}")
-            assert subject == Subject(Kind.SPAN, span.span_id.hex(), trace)
-            assert episodes_of_span(log, TOPICS, connection, subject) == [trace]
-    with pytest.raises(ConfigurationError, match="on no record of otlp_spans"):
-        episodes_of_span(log, TOPICS, connection, Subject(Kind.SPAN, "ab" * 8))
+            assert taken_for(connection, trace) == Subject(Kind.EPISODE, trace)
+            with pytest.raises(ConfigurationError, match="of a span name its trace"):
+                taken_for(connection, span.span_id.hex())
     call = new_call(rollout(2))
     with pytest.raises(ConfigurationError, match=f"{call} is in none of the 1 episodes of its key {rollout(2)}"):
         episodes_of_call(log, TOPICS, connection, taken_for(connection, call).id)
@@ -193,9 +191,7 @@ def test_a_captured_call_and_its_conversation_are_found(tmp_path: Path) -> None:
         (f"{rollout(3)}a001", None, Subject(Kind.EPISODE, f"{rollout(3)}a001")),
         (rollout(3), None, Subject(Kind.EPISODE, f"{rollout(3)}a001")),
         (f"{RUN_HASH}{0:016x}", None, Subject(Kind.GROUP, f"{RUN_HASH}{0:016x}")),
-        ("ab" * 8, None, Subject(Kind.SPAN, "ab" * 8)),
         (f"{rollout(3)}a001"[:31], None, Subject(Kind.EPISODE, f"{rollout(3)}a001")),
-        (rollout(3)[:16], Kind.SPAN, Subject(Kind.SPAN, rollout(3)[:16])),
         (new_call(rollout(1), lambda n: 1), None, Subject(Kind.CALL, new_call(rollout(1), lambda n: 1))),
         ("msg_" + new_call(rollout(1), lambda n: 1)[9:], None, Subject(Kind.CALL, new_call(rollout(1), lambda n: 1))),
     ],
@@ -208,7 +204,7 @@ def test_an_id_is_taken_for_what_it_looks_like(run: Run, text: str, kind: Kind |
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        ("99", None, r"expected an id of this run \(version, episode, group, call or span\), got '99'"),
+        ("99", None, r"expected an id of this run \(version, episode, group or call\), got '99'"),
         ("deadbeef-v3-e1", None, "expected an id of this run"),
         ("3", Kind.EPISODE, r"expected an id of this run \(episode\)"),
         (rollout(1), None, "expected one episode, got .* with which several begin: .*a001, .*b002$"),
