@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.consumers.index.subject import Kind, taken_for
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.text import one_line
 
-from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunOption, RunsDirOption, answering, echo, find_run
+from .common import RUNS, JsonFlag, RunOption, RunsDirOption, echo, find_run, tell_wait
+from .find import index_teller
+
+if TYPE_CHECKING:
+    from ..history.index import OpenIndex
 
 app = typer.Typer(help="Explain the intermediate rewards (AIR) of an episode.", no_args_is_help=True)
 
@@ -22,7 +25,7 @@ app.callback()(lambda: None)  # or its one command would be the group
 
 @app.command("explain")
 def explain_episode(
-    episode: Annotated[str, typer.Argument(help="Id of an episode or a rollout, or the beginning of one.")],
+    episode: Annotated[str, typer.Argument(help="Id of an episode, or how it begins.")],
     run: RunOption = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
@@ -33,10 +36,10 @@ def explain_episode(
     """
     from tracegrad.streams.explain import explain
 
-    from ..history.episodes import as_credited
+    from ..history.index import indexed
 
-    with answering(find_run(run, runs_dir)) as wiring:
-        found, settings = as_credited(wiring, _find(wiring, episode)), wiring.settings
+    with indexed(find_run(run, runs_dir).run_dir, needs_log=True, tell=index_teller(), say=tell_wait) as index:
+        found, settings = _find(index, episode), index.wiring.settings
     calls = explain(found, settings.credit, settings.air)
     if as_json:
         told = [{**one._asdict(), "credit": one.credit._asdict(), "sum": one.sum} for one in calls]
@@ -55,19 +58,12 @@ def explain_episode(
             echo("  " + one_line(" ".join(filter(None, words))))
 
 
-def _find(wiring: Wiring, wanted: str) -> Episode:
-    """The episode of that id; of a rollout the one by which it counts."""
-    from ..history.episodes import episodes_of
+def _find(index: OpenIndex, wanted: str) -> Episode:
+    """The episode of that id, with what was said of it behind its close, and counted."""
+    from tracegrad.consumers.page.episodes.records import read_credited
+    from tracegrad.streams.ratings import rated_anew
 
-    matching = {one.episode_id: one for one in episodes_of(wiring) if one.episode_id.startswith(wanted)}
-    exact = [
-        one for one in matching.values() if one.episode_id == wanted or (one.rollout_id == wanted and one.is_final)
-    ]
-    found = exact or list(matching.values())
-    if len(found) != 1:
-        which = ", ".join(sorted(one.episode_id for one in found)[:5])
-        raise ConfigurationError(
-            f"{wanted}: expected the id of one episode, got {len(found)}"
-            + (f" ({which}, ..); give more of it" if found else "; `tracegrad tail episodes` shows them")
-        )
-    return found[0]
+    assert index.log is not None
+    id_ = taken_for(index.connection, wanted, Kind.EPISODE).id
+    _, found, credited = read_credited(index.log, index.wiring.topics, index.connection, id_)
+    return rated_anew(found.episode, credited.feedback) if credited and credited.feedback else found.episode

@@ -20,7 +20,7 @@ from ...index.subject import Kind, taken_for
 from ..board import Board, CallWorth, ViewQuery
 from ..view import View
 from .group import RulePayment, paid_by
-from .records import GroupCredit, facts_of, read_episodes, read_spans, read_trained
+from .records import GroupCredit, read_credited, read_spans
 from .spans import SpanBar, waterfall
 from .transcript import CallTranscript, Pieces, call_transcripts
 
@@ -97,11 +97,7 @@ def _model(board: Board, ask: ViewQuery) -> dict[str, Any]:
             id_ = taken_for(connection, ask.rest, Kind.EPISODE).id
         except ValueError as error:
             raise RequestError(str(error), status=404) from error
-        facts = facts_of(connection, id_)
-        read = read_episodes(log, topics, [facts]).get(id_)
-        if read is None:
-            raise RequestError(f"the record of episode {id_} is gone from the log, or cannot be read", status=404)
-        trained = read_trained(log, topics, connection, facts["group"])
+        facts, read, trained = read_credited(log, topics, connection, id_)
         lineage = of_episodes(connection, [id_], ask.rest, Kind.EPISODE)
     said = trained.feedback if trained is not None else ()
     seen = view_of(

@@ -90,6 +90,17 @@ def read_episodes(log: Log, topics: Topics, facts: Iterable[Mapping[str, Any]]) 
     }
 
 
+def read_credited(
+    log: Log, topics: Topics, connection: sqlite3.Connection, id_: str
+) -> tuple[dict[str, Any], EpisodeRecord, GroupCredit | None]:
+    """What is known of an episode, its record, and its group as credit wrote it. Blocks. Raises RequestError."""
+    facts = facts_of(connection, id_)
+    found = read_episodes(log, topics, [facts]).get(id_)
+    if found is None:
+        raise RequestError(f"the record of episode {id_} is gone from the log, or cannot be read", status=404)
+    return facts, found, read_trained(log, topics, connection, facts["group"])
+
+
 def _decoded_at(
     log: Log, topic: str, places: Iterable[tuple[int, int]], decode: Callable[[bytes | None], T]
 ) -> Iterator[tuple[Record, T]]:
