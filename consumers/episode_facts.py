@@ -1,24 +1,26 @@
 """The facts of an episode that `--where` can ask for, and how they are read off its record: by the index and a replay.
 
-In: a record of `episodes`. Out: `EpisodeFacts`. Pure. Only what is asked for is decoded: tokens, texts and most numbers
-of a record are passed over, which takes a quarter of the time. Failure: RecordError, as of any reader of the topic.
+In: a record of `episodes`. Out: `EpisodeFacts`. Pure. Failure: RecordError, as of any reader of the topic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from tracegrad.schemas.log.made_of import MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.log.where import Kind
 from tracegrad.schemas.reasons import Reason
-from tracegrad.schemas.records.codec import Codec
-from tracegrad.schemas.records.episodes import AppliedReward, why_excluded
+from tracegrad.schemas.records.episodes import (
+    EPISODES,
+    AppliedReward,
+    ContextCall,
+    EpisodeCall,
+    ToolExecution,
+    why_excluded,
+)
 from tracegrad.schemas.records.facts import ToolStatus
-from tracegrad.schemas.records.rollouts import RolloutState
 
 MAX_WORD = 200
 """Characters of a name: others choose them."""
@@ -88,70 +90,6 @@ BEFORE = (
 """Known before anything was sampled; of agents the one that made the first call, since it chose whom to ask."""
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-"""What SQLite's integers hold, with room."""
-
-
-class _Span(msgspec.Struct, frozen=True, gc=False):
-    version: _Count
-
-
-class _Tool(msgspec.Struct, frozen=True, gc=False):
-    name: str
-    status: ToolStatus
-    is_proved: bool = True
-
-
-class _Call(msgspec.Struct, frozen=True, gc=False):
-    policy: str
-    turn: _Count
-    agent: str | None
-    sampled_ids: str
-    """In base64."""
-    versions: tuple[_Span, ...]
-    tools: tuple[_Tool, ...] = ()
-    rewards: tuple[AppliedReward, ...] = ()
-
-
-class _Group(msgspec.Struct, frozen=True, gc=False):
-    id: str
-
-
-class _ContextCall(msgspec.Struct, frozen=True, gc=False):
-    agent: str | None = None
-
-
-class _Episode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The part of schemas' Episode that is asked for; a field there keeps its name and type for ever."""
-
-    schema: str
-    episode_id: str
-    rollout_id: str | None
-    attempt_number: _Count = 0
-    group: _Group | None
-    task_id: str | None
-    policy: str | None
-    purpose: str
-    state: RolloutState
-    is_final: bool
-    closed_by: str
-    services: tuple[str, ...] = ()
-    calls: tuple[_Call, ...]
-    reward: float | None
-    unscored: str = ""
-    num_spans: _Count = 0
-    num_tools: _Count = 0
-    num_tools_succeeded: _Count = 0
-    conversation: str | None = None
-    duration_s: float | None = None
-    calls_omitted: str = ""
-    air_rules: str = ""
-    context_calls: tuple[_ContextCall, ...] = ()
-
-
-_EPISODES: Codec[_Episode] = Codec(_Episode, released=("episode/1",), wire="json")
-
-
 class EpisodeFacts(NamedTuple):
     """One record of `episodes`. What no record of it alone tells, SETTLED, is not here."""
 
@@ -189,17 +127,17 @@ NUMBERS = (
 
 def read_facts(record: Record, policy: str) -> EpisodeFacts:
     """The facts of a record. Raises RecordError."""
-    episode = _EPISODES.decode(record.value)
+    episode = EPISODES.decode(record.value)
     made = made_of(record.headers, MadeOf)
     if made is not None and made.id != episode.episode_id:
         made = None
     agents: list[str] = []
-    tools: list[_Tool] = []
+    tools: list[ToolExecution] = []
     rewards: list[AppliedReward] = []
     versions: list[int] = []
     num_tokens = num_turns = 0
     for call in episode.calls:
-        num_tokens += _num_tokens(call.sampled_ids)
+        num_tokens += call.num_sampled
         num_turns = max(num_turns, call.turn + 1)
         if call.agent is not None:
             agents.append(call.agent)
@@ -208,13 +146,13 @@ def read_facts(record: Record, policy: str) -> EpisodeFacts:
                 tools.append(tool)
         rewards += call.rewards
         versions += [span.version for span in call.versions]
-    of_calls: tuple[_Call | _ContextCall, ...] = (*episode.calls, *episode.context_calls)
+    of_calls: tuple[EpisodeCall | ContextCall, ...] = (*episode.calls, *episode.context_calls)
     agents += [call.agent for call in episode.context_calls if call.agent is not None]
     return EpisodeFacts(
         episode.episode_id,
         episode.group.id if episode.group is not None else episode.episode_id,
         (
-            episode.task_id, episode.conversation, episode.policy, episode.purpose, episode.state.value,
+            episode.task_id, episode.conversation, episode.policy, episode.purpose.value, episode.state.value,
             episode.closed_by, of_calls[0].agent if of_calls else None, episode.air_rules or None,
             episode.unscored or None,
         ),
@@ -229,10 +167,6 @@ def read_facts(record: Record, policy: str) -> EpisodeFacts:
         (why_excluded(episode, policy) or None) if episode.is_final else Reason.SUPERSEDED,
         [key for key in dict.fromkeys((made.key, *made.parts)) if key != made.id] if made else [],
     )  # fmt: skip
-
-
-def _num_tokens(ids: str) -> int:
-    return (len(ids) * 3 // 4 - ids[-2:].count("=")) // 4
 
 
 def cut(text: str) -> str:

@@ -12,17 +12,14 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from tracegrad.schemas.errors import UndecodableError
 from tracegrad.schemas.log.made_of import GroupMadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.policies import partition_of
 from tracegrad.schemas.reasons import Reason
-from tracegrad.schemas.records.codec import Codec
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.training import ADVANTAGES, TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import summary_of
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, VersionManifest
 from tracegrad.schemas.topics import Topic
@@ -45,22 +42,8 @@ _OF_STEP = attrgetter(
 )
 """What `steps` holds of a step, in the order of its columns."""
 _CLAIM = "claim"
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 _EXCLUDED, _NOT_EXCLUDED = b'"excluded":"', b'"excluded":""'
 """In the JSON of a group's summary: of the group, and of each member."""
-
-
-class _Advantages(msgspec.Struct, frozen=True, kw_only=True, tag="advantages", gc=False):
-    """The part of schemas' GroupAdvantages that is asked for."""
-
-    schema: str
-    policy: str
-    step: _Count
-    epoch: _Count
-    group_id: str
-
-
-_ADVANTAGES: Codec[_Advantages] = Codec(_Advantages, released=("advantages/1",), wire="json")
 
 
 class TableWriter:
@@ -185,7 +168,7 @@ class TableWriter:
             )
 
     def _advantages(self, record: Record) -> None:
-        told = _ADVANTAGES.decode(record.value)
+        told = ADVANTAGES.decode(record.value)
         if told.policy == self._policy:
             row = (self._group(told.group_id), told.step, told.epoch, record.offset)
             self._sql.execute("INSERT OR IGNORE INTO advantages VALUES(?, ?, ?, ?)", row)

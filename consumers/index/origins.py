@@ -19,7 +19,7 @@ from tracegrad.schemas.ids import key_in
 from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, raw_positions
 from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
 from tracegrad.schemas.policies import partition_of
-from tracegrad.schemas.records.codec import Codec
+from tracegrad.schemas.records.episodes import EPISODES, ContextCall, EpisodeCall
 from tracegrad.schemas.topics import Topic, Topics
 
 from .lineage import EpisodeLink, GroupLink
@@ -29,19 +29,6 @@ _READ_S = 10.0
 """How long one record is waited for."""
 _NEAR = 2_000
 """Records between two that are read over rather than skipped."""
-
-
-class _Call(msgspec.Struct, frozen=True, gc=False):
-    call_id: str
-
-
-class _Episode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    schema: str
-    calls: tuple[_Call, ...]
-    context_calls: tuple[_Call, ...] = ()
-
-
-_EPISODES: Codec[_Episode] = Codec(_Episode, released=("episode/1",), wire="json")
 
 
 def with_origins(log: Log, topics: Topics, links: Iterable[EpisodeLink]) -> tuple[EpisodeLink, ...]:
@@ -74,10 +61,11 @@ def with_feedback(log: Log, topics: Topics, links: Iterable[GroupLink]) -> tuple
 
 def _calls(record: Record | None) -> tuple[str, ...]:
     try:
-        episode = _EPISODES.decode(record.value if record is not None else None)
+        episode = EPISODES.decode(record.value if record is not None else None)
     except RecordError:
         return ()
-    return tuple(call.call_id for call in (*episode.calls, *episode.context_calls))
+    calls: tuple[EpisodeCall | ContextCall, ...] = (*episode.calls, *episode.context_calls)
+    return tuple(call.call_id for call in calls)
 
 
 def episodes_of_call(log: Log, topics: Topics, connection: sqlite3.Connection, call: str) -> list[str]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import msgspec
 
 from ..reasons import Reason
@@ -197,27 +194,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
         return f"Episode({self.episode_id}, {self.state}, {len(self.calls)} calls, reward={self.reward})"
 
 
-class _OfPolicy(Protocol):
-    @property
-    def policy(self) -> str: ...
-
-
-class _Attempt(Protocol):
-    """The fields of an Episode by which it is judged; who needs no more decodes no more."""
-
-    @property
-    def rollout_id(self) -> str | None: ...
-    @property
-    def state(self) -> RolloutState: ...
-    @property
-    def calls(self) -> Sequence[_OfPolicy]: ...
-    @property
-    def calls_omitted(self) -> str: ...
-    @property
-    def reward(self) -> float | None: ...
-
-
-def why_excluded(episode: _Attempt, policy: str) -> str:
+def why_excluded(episode: Episode, policy: str) -> str:
     """Why the rollout cannot train `policy`, judged before its tokens are looked at; empty when it can.
 
     Of several reasons the one nearest to the cause is told: an attempt of ours that broke off (`aborted`, `given_up`),
