@@ -141,9 +141,6 @@ def report_lines(report: Report) -> list[str]:
     lines += [f"  {reason}" for reason in report.groups.reasons]
     if report.feedback.total:
         lines.append(_unit_line("feedback", report.feedback))
-    if refused := report.refused_feedback:
-        terms = ", ".join(f"{num} {'' if field == 'forged' else 'for their '}{field}" for field, num in refused.items())
-        lines.append(f"feedback refused: {terms} (forged on the topic; the others by the gateways since their start)")
     if report.expired:
         lines.append(f"not judged where retention has taken records: {', '.join(report.expired)}")
     if report.num_unverified:

@@ -58,9 +58,6 @@ class Report(msgspec.Struct, kw_only=True):
     episodes: AccountLine
     groups: AccountLine
     feedback: AccountLine
-    refused_feedback: dict[str, int]
-    """`forged`: on `rewards`, and no key vouches for it; else the field at fault -> pieces that the gateways refused
-    since they started last, which are on no topic."""
     missing: list[str]
     """`what: id`, one each; empty when every id is accounted for."""
     num_missing: int
@@ -120,7 +117,6 @@ def audit(
         episodes=episodes,
         groups=groups,
         feedback=feedback,
-        refused_feedback=seen.feedback.all_refused,
         missing=named[:MAX_NAMED],
         num_missing=len(named),
         num_steps=len(steps),

@@ -5,8 +5,7 @@
 `open` is on its way, or may still be rated anew; `not counted` is about a runner's attempt, whose reward is its
 grader's; `ignored` is in a run that takes none; `unknown` is what stages heard of and is not on `rewards`. In: what
 `read.py` finds. Out: what `account.py` counts. Invariant: the terms are those of the receipts, by another reader's
-count. What was refused is on no topic: the gateway's counters tell of its present life, and the records
-that no key vouches for are counted as `forged`.
+count. What a gateway refused is on no topic, and what no key vouches for is among the unverified records.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from tracegrad.schemas.log.protocol import Position
-from tracegrad.schemas.metrics import FEEDBACK_REFUSED
 from tracegrad.schemas.records.episodes import LATE, ClosedMarker
-from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
 from tracegrad.schemas.topics import Stage
 
@@ -41,9 +38,6 @@ class FeedbackAccount(msgspec.Struct, kw_only=True):
 
     pieces: dict[str, FeedbackPiece] = {}
     """By `piece_id`."""
-    num_forged: int = 0
-    refused_by: dict[tuple[str, str], int] = {}
-    """(process, field at fault) -> pieces that it refused since it started last."""
 
     def add_reward(self, reward: Reward, stage: Stage, position: Position) -> None:
         """A record that holds a reward, which this stage reads."""
@@ -67,20 +61,6 @@ class FeedbackAccount(msgspec.Struct, kw_only=True):
                 self._piece(id_).is_late = True
             else:
                 self._piece(id_).groups.add(marker.id)
-
-    def add_report(self, report: ProcessReport) -> None:
-        """What a process says of itself."""
-        for name, num in report.counters.items():
-            metric, _, field = name.rstrip("}").partition("{field=")
-            if metric == FEEDBACK_REFUSED.name:
-                self.refused_by[report.process, field] = int(num)
-
-    @property
-    def all_refused(self) -> dict[str, int]:
-        """Field at fault -> pieces, by all gateways; `forged`."""
-        fields = sorted({field for _, field in self.refused_by})
-        told = {field: sum(num for (_, of), num in self.refused_by.items() if of == field) for field in fields}
-        return told | ({"forged": self.num_forged} if self.num_forged else {})
 
     def _piece(self, id_: str) -> FeedbackPiece:
         return self.pieces.setdefault(id_, FeedbackPiece())

@@ -46,10 +46,9 @@ from tracegrad.schemas.records.episodes import (
 )
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts, LinkFact, LogFact, RewardFact, SpanFact
 from tracegrad.schemas.records.held_out import HeldOutPass
-from tracegrad.schemas.records.process_status import PROCESS_STATUS, TRAINER, ProcessReport, ProcessStatus
+from tracegrad.schemas.records.process_status import TRAINER
 from tracegrad.schemas.records.rollouts import (
     AGENT_SOURCE,
-    FEEDBACK_SOURCE,
     REWARDS,
     ROLLOUT_EVENTS,
     ROLLOUTS,
@@ -77,7 +76,7 @@ from .evidence import EpisodeEvidence, Evidence
 from .fact_key import event_key, fact_key, reward_key
 
 T = TypeVar("T")
-_COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS, Topic.PROCESS_STATUS)
+_COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
 
 
 def gather(
@@ -107,7 +106,6 @@ def gather(
             if refusal := ring.refusal(topic, record):
                 if refusal is not Reason.OTHER_RUN:
                     seen.leave_out(record, str(refusal))
-                    seen.feedback.num_forged += topic is Topic.REWARDS and _is_feedback(record)
                 continue
             if topic is Topic.TRANSITIONS and record.partition == partition:
                 _note_place(seen, record)
@@ -129,23 +127,12 @@ def gather(
     return seen
 
 
-def _is_feedback(record: Record) -> bool:
-    with contextlib.suppress(RecordError):
-        return REWARDS.decode(record.value).source == FEEDBACK_SOURCE
-    return False
-
-
 def _digest(record: Record) -> bytes:
     return hashlib.sha256(record.value or b"").digest()
 
 
 def _patiently(ask: Callable[..., T], *args: str) -> T:
     return retry(functools.partial(ask, *args), doing="asking Kafka for offsets", patience_s=PATIENCE_S)
-
-
-def _status(seen: Evidence, record: Record, status: ProcessStatus) -> None:
-    if isinstance(status, ProcessReport):
-        seen.feedback.add_report(status)
 
 
 def _step(seen: Evidence, record: Record, step: TrainingStep | GroupsGivenBack) -> None:
@@ -329,7 +316,6 @@ def _weights(seen: Evidence, record: Record, weight: WeightRecord) -> None:
 
 _FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Record, Any], None]], ...] = (
     (Topic.DEAD_LETTERS, lambda value: None, _dead),
-    (Topic.PROCESS_STATUS, PROCESS_STATUS.decode, _status),
     (Topic.TRAINING_STEPS, TRAINING_STEPS.decode, _step),
     (Topic.CLOSED_GROUPS, CLOSED.decode, _group_marker),
     (Topic.TRANSITIONS, decode_group, _transition),

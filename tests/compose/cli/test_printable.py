@@ -119,7 +119,7 @@ def _look(command: Callable[..., None], **options: Any) -> None:
     unit = AccountLine(total=1, terms={EVIL: 1})
     missing = Report(
         run=RunHash("1f2e3d4c"), calls=unit, episodes=unit, groups=unit, feedback=unit,
-        refused_feedback={EVIL: 1}, missing=[EVIL], num_missing=1, num_steps=0,
+        missing=[EVIL], num_missing=1, num_steps=0,
         expired=[EVIL], unverified=[EVIL], num_unverified=1,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Exit):
