@@ -14,9 +14,7 @@ from typing import TypeVar
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec, TimestampSpec
-from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.schemas.beat import waiting
@@ -137,26 +135,6 @@ class KafkaAdmin:
             return "" if found == _NO_ID else found
 
         return self._patiently(ask, doing="describing a topic", is_unknown=True)
-
-    def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The cluster's own settings of topics, by name; without those that nobody may describe."""
-        wanted = {name: ConfigResource(ResourceType.TOPIC, name) for name in topics}
-
-        def ask() -> dict[str, dict[str, str]]:
-            with self._asking("describe the settings of topics"):
-                answer = self._client.describe_configs([*wanted.values()], request_timeout=self._timeout_s)
-                found = {}
-                for name, resource in wanted.items():
-                    try:
-                        entries = answer[resource].result(self._timeout_s)
-                    except KafkaException as error:
-                        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                            raise
-                        continue
-                    found[name] = {key: entry.value for key, entry in entries.items() if entry.value is not None}
-            return found
-
-        return self._patiently(ask, doing="describing topics", is_unknown=True)
 
     def create_topics(self, wanted: list[NewTopic]) -> set[str]:
         """Creates topics; returns the names of those that existed already, which are left as they are."""

@@ -15,16 +15,12 @@ import msgspec
 from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.topics import INPUTS, REGISTRY, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, REGISTRY, Topics
 
 from .client_settings import TAIL_GROUP, KafkaConfig
 from .log import KafkaLog
 
 logger = logging.getLogger(__name__)
-
-_FOR_EVER = -1
-_WAITS_KEPT = 4
-"""A conversation's record outlives its wait so many times: a stage that is behind, or down, takes time too."""
 
 
 class TopicPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,20 +117,3 @@ def create_topics(log: KafkaLog, topics: Topics, plans: Sequence[TopicPlan]) -> 
     if made:
         logger.info("topics of run %s: %d made, %d there before", topics.run, made, len(existing))
     return [msgspec.structs.replace(plan, is_new=plan.name not in existing) for plan in plans]
-
-
-def check_feedback_wait(log: KafkaLog, topics: Topics, wait_s: float) -> None:
-    """Sees to it that retention takes nothing of a conversation that waits for feedback, on topics that the cluster's
-    owner made otherwise than we do, too. ConfigurationError: it could."""
-    names = [topics.name(topic) for topic in (Topic.EPISODES, Topic.EPISODE_SCORES)]
-    found = log.admin.topic_settings(names)
-    for name in names:
-        kept_ms = int(found.get(name, {}).get("retention.ms", _FOR_EVER))
-        if 0 <= kept_ms < _WAITS_KEPT * 1000 * wait_s:
-            raise ConfigurationError(
-                f"expected [feedback] wait_s of at most a quarter of what topic {name!r} keeps (retention.ms="
-                f"{kept_ms}), got {wait_s:g}: records would be deleted before they count; lower it to "
-                f"{kept_ms / 1000 / _WAITS_KEPT:g}, or raise retention.ms"
-            )
-        if name not in found:
-            logger.warning("nobody may describe topic %r: that it outlives [feedback] wait_s is not checked", name)

@@ -33,7 +33,7 @@ from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..engine.failed_start import read_failed_start
 from ..kafka.positions import begin_run, positions
-from ..kafka.topic_admin import check_feedback_wait, create_topics, plan_topics
+from ..kafka.topic_admin import create_topics, plan_topics
 from ..local_kafka.broker import is_ready
 from ..loopback import LOOPBACK, answers, free_port, is_free, num_served
 from ..metrics.endpoint import target_file
@@ -149,8 +149,6 @@ def prepare_topics(wiring: Wiring) -> None:
     settings, topics, run_dir, log = wiring.settings, wiring.topics, wiring.run_dir, wiring.kafka()
     plans = plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka)
     create_topics(log, topics, plans)
-    if settings.select.train and settings.feedback is not None:
-        check_feedback_wait(log, topics, settings.feedback.wait_s)
     if not run_dir.topic_starts:
         # Kept before anything is committed: who is killed in between begins again where it would have begun.
         since_ms = settings.kafka.start_ms()

@@ -28,8 +28,8 @@ class FeedbackConfig(Section, frozen=True, kw_only=True):
     """What feedback may be called, and the range of its values; any other name or value is refused."""
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=43_200)] = 60.0
     """With `[select] train`: how long a conversation that has closed waits for feedback before it is trained on; what
-    comes later is late. At most 12 hours, a quarter of what topics between stages are kept, or of what your
-    cluster keeps `episodes` and `episode_scores`."""
+    comes later is late. At most 12 hours, a quarter of what topics between stages are kept; topics that you
+    made yourself (`episodes`, `episode_scores`) have to keep their records four times as long too."""
     max_body_bytes: Count = 1024 * 1024
     """Of one request; a larger one gets 413."""
     max_inflight_bytes: Count = 32 * 1024 * 1024

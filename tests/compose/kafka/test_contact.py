@@ -162,7 +162,6 @@ def test_a_replaced_admin_client_is_gone_at_once_whoever_holds_the_error() -> No
     admin = KafkaAdmin(shared_settings("127.0.0.1:1", {}), timeout_s=0.1, unknown_s=0.0)
     asked = (
         lambda: admin.topic_id("t"),
-        lambda: admin.topic_settings(["t"]),
         lambda: admin.create_topics([NewTopic("t", 1, 1)]),
         lambda: admin.offsets([TopicPartition("t", 0)]),
     )

@@ -10,7 +10,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from tests.serving import until
 from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.topic_admin import check_feedback_wait, create_topics, plan_topics
+from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import REGISTRY, Topic, Topics
@@ -46,20 +46,6 @@ def test_second_call_changes_nothing(kafka_log: KafkaLog) -> None:
     counts = kafka_log.admin.partition_counts([plan.name for plan in first])
     assert counts == {plan.name: plan.partitions for plan in first}
     assert (counts[topics.name(Topic.EPISODES)], counts[topics.name(Topic.WEIGHTS)]) == (2, 1)
-
-
-def test_a_wait_for_feedback_above_a_quarter_of_what_is_kept_is_refused(kafka_log: KafkaLog) -> None:
-    """By the cluster's own settings: whoever made the topics may keep them for less than we ask for."""
-    topics = new_run()
-    name = topics.name(Topic.EPISODE_SCORES)
-    kafka_log.admin.create_topics([NewTopic(name, 4, 1, config={"retention.ms": "400000"})])
-    create_topics(kafka_log, topics, plan_topics(topics, policies=["policy"], kafka=KafkaConfig()))
-    check_feedback_wait(kafka_log, topics, 100.0)
-    with pytest.raises(ConfigurationError, match=f"{name}.*lower it to 100"):
-        check_feedback_wait(kafka_log, topics, 101.0)
-    other = new_run()
-    create_topics(kafka_log, other, plan_topics(other, policies=["policy"], kafka=KafkaConfig()))
-    check_feedback_wait(kafka_log, other, 43_200.0)
 
 
 def test_other_partition_count_is_refused(kafka_log: KafkaLog) -> None:
