@@ -1,4 +1,4 @@
-"""`regrade`: what it is told, and what is refused before a broker starts."""
+"""`replay --grader`: what it is told, and what is refused before a broker starts."""
 
 from __future__ import annotations
 
