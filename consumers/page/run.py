@@ -7,14 +7,10 @@ Failure: none.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
 
 from ..views.activity import Activity, activity_in, waiting_text
@@ -25,8 +21,6 @@ from .view import View
 
 _VERSIONS = 8
 """That are listed."""
-_NEWEST = 10
-"""Steps of which it is told which rule pays most; as many as the curve's mean."""
 
 
 def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
@@ -47,7 +41,6 @@ def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
             "best": best.score.version if best is not None and best.score is not None else None,
             "serving": serving,
             "served": sorted({ack.version for ack in serving}),
-            "pays_most": pays_most(steps),
             "alarms": sorted(alarm_spells(steps).items()),
             "mark": f"{len(steps)}-{newest.step if newest else 0}-{len(passes)}",
         }
@@ -58,19 +51,6 @@ def numbers(board: Board, _ask: ViewQuery) -> Charts:
     with board.lock:
         steps, passes = board.state.steps, _passes(board)
     return charts_of(steps, passes)
-
-
-def pays_most(steps: Sequence[TrainingStep]) -> tuple[str, float] | None:
-    """The rule that paid most in the newest steps, and its mean a rollout; None: no rule paid anything."""
-    newest = steps[-_NEWEST:]
-    paid: defaultdict[str, float] = defaultdict(float)
-    for step in newest:
-        for rule, value in step.reward_parts.items():
-            paid[rule] += value
-    if not paid:
-        return None
-    rule, total = max(paid.items(), key=itemgetter(1))
-    return rule, total / len(newest)
 
 
 def now_of(board: Board) -> Activity:

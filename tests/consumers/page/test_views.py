@@ -19,7 +19,7 @@ from tests.serving import until
 from tracegrad.consumers.index.build import IndexProgress
 from tracegrad.consumers.page.board import Board, ViewQuery
 from tracegrad.consumers.page.board_reader import FOLDED, BoardReader
-from tracegrad.consumers.page.run import now_of, pays_most
+from tracegrad.consumers.page.run import now_of
 from tracegrad.consumers.page.system import model
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
@@ -123,21 +123,16 @@ async def test_a_list_that_is_not_read_yet_does_not_say_that_nothing_fits(board:
     assert "No group has an episode yet" in empty
 
 
-async def test_a_run_tells_the_rule_that_pays_most_and_who_serves(board: Board, memory_log: MemoryLog) -> None:
-    """By the newest ten steps; of a run that is over nobody serves any more."""
-    for number in range(1, 12):
-        parts = {"air:a": 9.0 if number == 1 else 0.25, "air:b": 0.5}
-        one = replace(step(number), reward_parts=parts)
-        put(memory_log, Topic.TRAINING_STEPS, TRAINING_STEPS.encode(one))
+async def test_a_run_tells_who_serves(board: Board, memory_log: MemoryLog) -> None:
+    """Of a run that is over nobody serves any more."""
     ack = WeightAck(run=RUN, version=10, epoch=1, engine_id="engine-0", policy="policy", load_s=0.5)
     put(memory_log, Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack))
     fold_topics(board, memory_log)
-    assert pays_most(board.state.steps) == ("air:b", 0.5) and pays_most([]) is None
     async with browser(board) as client:
         live = (await client.get("/")).text
         board.about = replace(board.about, is_live=False)
         ended = (await client.get("/")).text
-    assert "<code>air:b</code>" in live and "served 10" in live and "serves version 10" in live
+    assert "served 10" in live and "serves version 10" in live
     assert "served last: version 10" in ended and "serves version" not in ended
     again = SupervisedProcess(process="engine", state=ProcessState.RUNNING, since_ms=9)
     put(memory_log, Topic.PROCESS_STATUS, PROCESS_STATUS.encode(again))
