@@ -13,10 +13,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from tracegrad.consumers.page.board import CallWorth
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.rollouts import Reward
-from tracegrad.streams.explain import explain
+from tracegrad.streams.explain import ExplainedCall, explain
 from tracegrad.streams.ratings import rated_anew
 
 from ..run.wiring import Wiring
@@ -49,17 +48,12 @@ def pieces_of(wiring: Wiring) -> Callable[[Sequence[int]], list[str]] | None:
     return pieces
 
 
-def explain_by(wiring: Wiring) -> Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]]:
+def explain_by(wiring: Wiring) -> Callable[[Episode, Sequence[Reward]], Mapping[str, ExplainedCall]]:
     """By the run's `[credit]` and `[air]`, and by what was said of a captured one behind its close."""
     credit, air = wiring.settings.credit, wiring.settings.air
 
-    def of(episode: Episode, said: Sequence[Reward]) -> dict[str, CallWorth]:
+    def of(episode: Episode, said: Sequence[Reward]) -> dict[str, ExplainedCall]:
         episode = rated_anew(episode, said) if said else episode
-        return {
-            one.call_id: CallWorth(
-                one.credit.return_, [(part.what, part.value, part.factor, part.why) for part in one.parts]
-            )
-            for one in explain(episode, credit, air)
-        }
+        return {one.call_id: one for one in explain(episode, credit, air)}
 
     return of

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -77,12 +77,9 @@ class TopicCount(NamedTuple):
     """Of each stage that reads it: records not committed yet."""
 
 
-class CallWorth(NamedTuple):
-    """What a call is worth, and the parts whose sum that is."""
-
-    return_: float
-    parts: Sequence[tuple[str, float, float, str]]
-    """(what, value, what it counts here, why)."""
+Explain = Callable[[Episode, Sequence[Reward]], Mapping[str, Any]]
+"""An episode, and what was said behind its close, to what each of its calls is worth by the run's rules: by call id, as
+streams/explain.py tells it."""
 
 
 class Board:
@@ -106,14 +103,13 @@ class Board:
         *,
         log: Log | None = None,
         pieces: Callable[[Sequence[int]], list[str]] | None = None,
-        explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
+        explain: Explain | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             log: what verifies of the run's log; None until its broker answers.
             pieces: token ids to the text of each, by the policy's tokenizer, if one is at hand.
-            explain: an episode, and what was said behind its close, to what its calls are worth by the run's rules.
         """
         self.about, self.topics, self.state = about, topics, state
         self.opened = log

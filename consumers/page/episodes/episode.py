@@ -17,7 +17,7 @@ from tracegrad.schemas.records.rollouts import Reward
 
 from ...index.lineage import Lineage, of_episodes
 from ...index.subject import Kind, taken_for
-from ..board import Board, CallWorth, ViewQuery
+from ..board import Board, ViewQuery
 from ..view import View
 from .group import RulePayment, paid_by
 from .records import GroupCredit, read_credited, read_spans
@@ -37,7 +37,7 @@ class EpisodeView(NamedTuple):
     num_hidden: int
     bars: list[SpanBar]
     lineage: Lineage
-    explained: Mapping[str, CallWorth]
+    explained: Mapping[str, Any]
     color: str
     is_whole: bool
     has_advantages: bool
@@ -52,7 +52,7 @@ def view_of(
     trained: GroupCredit | None,
     spans: Sequence[Any],
     lineage: Lineage,
-    explained: Mapping[str, CallWorth],
+    explained: Mapping[str, Any],
     *,
     pieces: Pieces | None = None,
     color: str = "",

@@ -17,7 +17,7 @@ def test_what_a_call_is_worth_is_by_what_was_said_behind_the_close(tmp_path: Pat
     """As credit took it, and as `air explain` tells it: a rating of an answer is its calls'."""
     settings = RunSettings(run="own", policy=PolicyConfig(model="none"))
     explain, episode = explain_by(Wiring(prepare_run(settings, tmp_path / "own"))), episode_of(*CALLS)
-    assert {worth.return_ for worth in explain(episode, ()).values()} == {0.0}
+    assert {worth.credit.return_ for worth in explain(episode, ()).values()} == {0.0}
     rated = explain(episode, [said(1.0, "anna", target=call_id("b"))])
-    assert rated[call_id("b")].return_ == 1.0
-    assert any(part[1] == 1.0 for part in rated[call_id("b")].parts)
+    assert rated[call_id("b")].credit.return_ == 1.0
+    assert any(part.value == 1.0 for part in rated[call_id("b")].parts)

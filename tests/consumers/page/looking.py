@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from tests.consumers.index.indexing import index_of
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS
 from tracegrad.consumers.page.app import VIEWS
-from tracegrad.consumers.page.board import Board, CallWorth, RunInfo, ViewQuery
+from tracegrad.consumers.page.board import Board, Explain, RunInfo, ViewQuery
 from tracegrad.consumers.page.episodes.records import facts_of, read_episodes
 from tracegrad.consumers.page.render import render
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.episodes import Episode
-from tracegrad.schemas.records.rollouts import Reward
 
 Elements = list[tuple[str, tuple[str, ...]]]
 """(tag, names of its attributes), in order."""
@@ -35,7 +34,7 @@ def board_over(
     path: Path,
     *,
     pieces: Callable[[Sequence[int]], list[str]] | None = words,
-    explain: Callable[[Episode, Sequence[Reward]], Mapping[str, CallWorth]] | None = None,
+    explain: Explain | None = None,
 ) -> Board:
     """Its index is up to date."""
     index_of(log, path).close()

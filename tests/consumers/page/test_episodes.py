@@ -18,7 +18,7 @@ from tracegrad.consumers.index.group_facts import groups_where
 from tracegrad.consumers.index.lineage import Lineage
 from tracegrad.consumers.index.query import Question, find
 from tracegrad.consumers.index.subject import Kind
-from tracegrad.consumers.page.board import Board, CallWorth
+from tracegrad.consumers.page.board import Board
 from tracegrad.consumers.page.episodes.episode import COLORS, EpisodeView, view_of
 from tracegrad.consumers.page.episodes.group_list import find_groups
 from tracegrad.consumers.page.episodes.records import facts_of_group, read_episodes, read_spans, read_trained
@@ -32,12 +32,18 @@ from tracegrad.schemas.records.episodes import AppliedReward
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.training import ADVANTAGES, CallAdvantage, GroupAdvantages
 from tracegrad.schemas.topics import Topic
+from tracegrad.streams.credit.strategies.strategy import CallCredit
+from tracegrad.streams.explain import ExplainedCall, ReturnPart
 
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     """Of a run with a retry, a rollback, a deadline, a second epoch."""
-    told = CallWorth(7.25, [("final", 7.0, 1.0, ""), ("air:tool_success", 0.25, 1.0, "tool calc status=succeeded")])
+    parts = (
+        ReturnPart("final", "", 7.0, 1.0),
+        ReturnPart("air:tool_success", "c", 0.25, 1.0, "tool calc status=succeeded"),
+    )
+    told = ExplainedCall("c", CallCredit(7.25, "a:0"), parts)
     return long_board(
         tmp_path_factory.mktemp("run"),
         explain=lambda episode, _: {call.call_id: told for call in episode.calls},

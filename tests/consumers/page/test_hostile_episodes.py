@@ -21,7 +21,7 @@ from tests.memory_log import MemoryLog
 from tests.streams import make
 from tests.streams.make import RUN_HASH, TOPICS, rollout
 from tests.versions import sampled_by
-from tracegrad.consumers.page.board import Board, CallWorth
+from tracegrad.consumers.page.board import Board
 from tracegrad.schemas.ids import episode_id
 from tracegrad.schemas.log.made_of import MadeOf, made_of_header
 from tracegrad.schemas.records.calls import CallOutcome, Purpose, SpliceOutcome, ToolCall
@@ -31,6 +31,8 @@ from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.text import printable
 from tracegrad.schemas.topics import Topic
+from tracegrad.streams.credit.strategies.strategy import CallCredit
+from tracegrad.streams.explain import ExplainedCall, ReturnPart
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +101,7 @@ def board_of(text: str, path: Path) -> Board:
     )  # fmt: skip
     writer.append(TOPICS.name(Topic.EPISODES), key=b"k", value=EPISODES.encode(said), headers=made_of_header(made))
     writer.close()
-    worth = CallWorth(1.0, [(text, 1.0, 0.5, text)])
+    worth = ExplainedCall("c", CallCredit(1.0, text), (ReturnPart(text, "c", 1.0, 0.5, text),))
     return board_over(
         log, path, pieces=lambda ids: [text for _ in ids], explain=lambda one, _: {one.calls[0].call_id: worth}
     )
