@@ -26,7 +26,7 @@ from . import air, find, look, run, runs, topics
 from .chat import chat
 from .common import echo
 from .page_command import page
-from .replay_command import ReplayCommand, replay
+from .replay_command import REGRADE, HistoryCommand, replay
 
 __all__ = ["app", "main"]
 
@@ -49,7 +49,6 @@ GONE = {
     "--rate": "a quota of your Kafka bounds what a client reads",
     "--run": "name the run without it, as in `tracegrad status NAME`",
     "recipes": "docs/algorithms.md lists them",
-    "regrade": "it is `tracegrad replay --grader FILE:FUNCTION`",
     "--run-dir": "name the run's folder where its name would stand, by --run or as an argument",
 }
 """Options and commands of earlier releases -> what takes their place."""
@@ -59,7 +58,8 @@ for panel, commands in {
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-app.command(rich_help_panel="History", cls=ReplayCommand)(replay)
+for name, text in (("replay", None), ("regrade", REGRADE)):
+    app.command(name, help=text, rich_help_panel="History", cls=HistoryCommand)(replay)
 app.add_typer(runs.app, name="runs", rich_help_panel="Look")
 app.add_typer(air.app, name="air", rich_help_panel="Look")
 app.add_typer(topics.app, name="topics", rich_help_panel="Look")

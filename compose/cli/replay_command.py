@@ -1,4 +1,4 @@
-"""Use history: `replay`, a run's past as another run."""
+"""Use history: `replay`, a run's past as another run; by another grader it is called `regrade`."""
 
 from __future__ import annotations
 
@@ -94,8 +94,22 @@ DryRunOption = Annotated[
 ]
 
 
-class ReplayCommand(TyperCommand):
-    """`--dry-run` may stand without a value, and then counts."""
+REGRADE = """Make a new run of an earlier run's records, graded by another grader: `replay` with --grader.
+
+Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-strict --mode offline
+"""
+
+
+class HistoryCommand(TyperCommand):
+    """`replay` or `regrade`: `--dry-run` may stand without a value, and then counts; `regrade` wants a grader, and has
+    not what does not go with one."""
+
+    def __init__(self, name: str, *, params: list[Any], **settings: Any) -> None:
+        if name == "regrade":
+            params = [one for one in params if one.name not in ("file", "reclose")]
+            for one in params:
+                one.required = one.required or one.name == "grader"
+        super().__init__(name, params=params, **settings)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, ["--dry-run=count" if arg == "--dry-run" else arg for arg in args])

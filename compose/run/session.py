@@ -90,8 +90,8 @@ def replay_command(run_dir: RunDir) -> str | None:
     options += ["--reclose"] if made.reclose else []
     options += ["--mode", made.mode] if made.mode is not None else []
     reward = run_dir.settings.reward if made.grader else None
-    options += ["--grader", str(reward.grader)] if reward is not None else []
-    return f"tracegrad replay {made.asked or '--from earliest'} {shlex.join(options)}"
+    command = ["regrade", "--grader", str(reward.grader)] if reward is not None else ["replay"]
+    return f"tracegrad {shlex.join(command)} {made.asked or '--from earliest'} {shlex.join(options)}"
 
 
 def _no_replay(run_dir: RunDir) -> RunDir:

@@ -1,4 +1,4 @@
-"""`replay --grader`: what it is told, and what is refused before a broker starts."""
+"""`regrade`: what it is told, and what is refused before a broker starts."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from tests.compose.cli.recorded_run import runs as runs
@@ -130,12 +131,16 @@ def test_a_dry_run_counts_unless_it_is_to_be_full(
     assert asked[0].asked == "--from earliest"
 
 
-def test_logs_are_as_asked_in_all_processes_of_a_replay(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["replay", "regrade"])
+def test_logs_are_as_asked_in_all_processes_of_a_replay(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     """By the variable that they inherit."""
     monkeypatch.setenv(LOG_FORMAT, "text")
     asked = list[str]()
     monkeypatch.setattr(history, "run_replay", lambda *_: asked.append(os.environ[LOG_FORMAT]))
-    words = ["replay", "--from", "run:mine", "--into", "new", "--runs-dir", str(runs), "--log-format", "json"]
+    words = [command, "--from", "run:mine", "--into", "new", "--runs-dir", str(runs), "--log-format", "json"]
+    words += ["--grader", _strict(runs)] if command == "regrade" else []
     result = CliRunner().invoke(app, words)
     assert (result.exit_code, asked) == (0, ["json"]), result.output
 
@@ -154,6 +159,16 @@ def test_options_that_do_not_go_together_are_refused(runs: Path, words: list[str
     given = ["--from", "run:mine", "--into", "new", "--runs-dir", str(runs), *rest]
     with pytest.raises(ConfigurationError, match=message):
         CliRunner().invoke(app, [command, *given], catch_exceptions=False, standalone_mode=False)
+
+
+def test_regrade_wants_a_grader_and_shows_only_options_that_go_with_it() -> None:
+    """A file of other settings and `--reclose` do not; `replay` has all of them."""
+    root: Any = get_command(app)
+    shown = {name: {one.name: one.required for one in root.commands[name].params} for name in ("replay", "regrade")}
+    assert {name for name, is_required in shown["regrade"].items() if is_required} == {"into", "grader"}
+    assert shown["replay"].keys() - shown["regrade"].keys() == {"file", "reclose"}
+    lacks = CliRunner().invoke(app, ["regrade", "--into", "new"])
+    assert (lacks.exit_code, "--grader" in lacks.output) == (2, True)
 
 
 def test_the_same_command_goes_on_with_the_same_source(runs: Path) -> None:

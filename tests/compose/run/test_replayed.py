@@ -46,14 +46,14 @@ def test_the_command_is_what_was_asked_for(again: RunDir) -> None:
     assert replay_command(RunDir.open(again.path.parent / "mine")) is None
 
 
-def test_what_was_graded_anew_goes_on_with_its_grader(again: RunDir) -> None:
+def test_what_was_graded_anew_goes_on_by_regrade_with_its_grader(again: RunDir) -> None:
     """A plain replay of it would be refused."""
     made = again.replayed
     assert made is not None
     write_record(again.replay_file, msgspec.structs.replace(made, reclose=False, grader="ab" * 32))
     command = replay_command(again)
     assert command is not None
-    assert shlex.split(command)[-2:] == ["--grader", "/somewhere/grade.py:score"]
+    assert shlex.split(command)[:4] == ["tracegrad", "regrade", "--grader", "/somewhere/grade.py:score"]
 
 
 def test_a_replay_is_not_audited_but_its_source(again: RunDir) -> None:
