@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 
 import msgspec
 from msgspec import field
@@ -66,6 +67,9 @@ class KafkaConfig(Section, frozen=True, kw_only=True):
     """Client settings from the allow-list: security.protocol, sasl.*, ssl.*."""
     replication: Count = 1
     """Replication factor of topics that we create."""
+    start: str | None = None
+    """Where a new run begins to read `otlp_spans` and `otlp_logs`: "beginning", or the time when the first record was
+    written, such as 2026-11-24T09:00:00+00:00; None: with what comes from now on. Fixed when the run is made."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,11 +78,23 @@ class KafkaConfig(Section, frozen=True, kw_only=True):
                 raise ConfigurationError(f"{key}: expected letters, digits, '.', '_' and '-' only, got {name!r}")
         if self.bootstrap_servers is not None and not self.bootstrap_servers.strip():
             raise ConfigurationError("bootstrap_servers: expected host:port, got nothing; set it, or remove the key")
+        self.start_ms()
         for name in self.client:
             if name not in CLIENT_SETTINGS:
                 raise ConfigurationError(
                     f"client: {name} is not allowed; expected one of {', '.join(sorted(CLIENT_SETTINGS))}"
                 )
+
+    def start_ms(self) -> int | None:
+        """`start` in ms since the epoch, 0 for "beginning"; None: it is not set."""
+        if self.start in (None, "beginning"):
+            return None if self.start is None else 0
+        try:
+            return int(1000 * datetime.fromisoformat(self.start or "").astimezone().timestamp())
+        except (ValueError, OverflowError):
+            raise ConfigurationError(
+                f'start: expected "beginning" or a time such as 2026-11-24T09:00:00+00:00, got {self.start!r}'
+            ) from None
 
 
 def shared_settings(bootstrap_servers: str, given: Mapping[str, str]) -> Settings:

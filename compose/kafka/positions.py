@@ -13,7 +13,7 @@ Failure: LogGapError with the remedy, before any process is started.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -50,10 +50,15 @@ class _GroupPosition(NamedTuple):
         return (self.committed or 0) < self.kept.begin
 
 
-def begin_run(log: Log, topics: Topics) -> dict[str, TopicStart]:
+def begin_run(
+    log: Log, topics: Topics, *, start: Callable[[str], tuple[int, ...]] | None = None
+) -> dict[str, TopicStart]:
     """Where a new run begins, by topic: it takes what comes from now on. Its topics must exist.
 
-    Raises ConfigurationError: topics of this name hold another run's records.
+    Args:
+        start: of a topic of spans or log records the offsets at which the run begins instead.
+    Raises:
+        ConfigurationError: topics of this name hold another run's records.
     """
     found = {}
     for spec in REGISTRY:
@@ -62,6 +67,8 @@ def begin_run(log: Log, topics: Topics) -> dict[str, TopicStart]:
         offsets: tuple[int, ...] = ()
         if spec.topic in INPUTS[Stage.NORMALIZE]:
             offsets = tuple(kept[number].end for number in sorted(kept))
+            if start is not None and spec.topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS):
+                offsets = start(name)
         elif not spec.raw and any(at.end for at in kept.values()):
             raise ConfigurationError(
                 f"expected topic {name!r} of a new run empty, got {sum(at.end for at in kept.values())} records: a run "

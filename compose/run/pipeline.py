@@ -151,7 +151,9 @@ def prepare_topics(wiring: Wiring) -> None:
     create_topics(log, topics, plans)
     if not run_dir.topic_starts:
         # Kept before anything is committed: who is killed in between begins again where it would have begun.
-        run_dir.write_starts(begin_run(log, topics))
+        since_ms = settings.kafka.start_ms()
+        start = None if since_ms is None else partial(log.offsets_since, at_ms=since_ms)
+        run_dir.write_starts(begin_run(log, topics, start=start))
         log = wiring.kafka()
     if run_dir.history is not None:
         return  # its stages have been, and read nothing

@@ -45,7 +45,7 @@ _STARTS = "starts.json"
 AUDIT = "audit.json"
 """Among the results: what was counted when the run ended last."""
 _FIXED = {
-    "kafka": ("partitions", "max_message_bytes", "topic_prefix", "topics"),
+    "kafka": ("partitions", "max_message_bytes", "topic_prefix", "topics", "start"),
     "policy": ("name", "model"),
     "trainer": ("groups_per_step", "lora_rank", "lora_alpha"),
     "tasks": ("group_size",),

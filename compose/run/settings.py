@@ -35,7 +35,6 @@ from ..kafka.client_settings import KafkaConfig
 GONE = {
     "engine.max_num_seqs": 'give vLLM the number itself: [engine] args = ["--max-num-seqs", "256"]',
     "feedback.sources": "post the scores to /v1/rewards, as examples/feedback/from_elsewhere.py does",
-    "kafka.start": "`tracegrad replay --from topic:NAME --into RUN` begins with what a topic holds (docs/replay.md)",
     "llm.begin_again_s": "leave it out: attempts that a killed gateway left open begin again (docs/reliability.md)",
 }
 """`section.key` that earlier releases had -> what takes its place. A file, a flag or a variable that has it is refused;

@@ -224,6 +224,17 @@ def test_a_start_that_was_killed_before_it_committed_begins_where_it_would_have_
     assert {number: committed.get(number, 0) for number in range(4)} == dict(enumerate(starts[name].offsets))
 
 
+def test_a_run_that_is_told_to_begins_with_spans_that_lie_there(caplog: pytest.LogCaptureFixture) -> None:
+    """And with nothing of other topics; nobody is told that a position was lost."""
+    log = new_log()
+    feed(log, *items(0))
+    starts = begin_run(log, TOPICS, start=lambda name: (0,) * len(log.offsets(name)))
+    prepare(log, starts)
+    assert sum(starts[TOPICS.name(Topic.OTLP_SPANS)].offsets) == 0 < sum(starts[TOPICS.name(Topic.REWARDS)].offsets)
+    assert not any(log.committed(TOPICS.group(Stage.NORMALIZE), TOPICS.name(Topic.OTLP_SPANS)).values())
+    assert caplog.messages == []
+
+
 def test_a_second_start_commits_nothing() -> None:
     """What is there is kept."""
     log = new_log()

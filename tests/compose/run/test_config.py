@@ -109,6 +109,7 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
         ("[kafka]\nreplication = 0\n", r"\[kafka\] replication: expected at least 1, got 0"),
         ('[kafka]\ntopic_prefix = "a b"\n', r"\[kafka\] topic_prefix: expected letters.*got 'a b'"),
         ('[kafka]\nbootstrap_servers = ""\n', r"\[kafka\] bootstrap_servers: expected host:port, got nothing"),
+        ('[kafka]\nstart = "earliest"\n', r'\[kafka\] start: expected "beginning" or a time'),
         ('[kafka.client]\nfoo = "1"\n', r"\[kafka\] client: foo is not allowed; expected one of"),
         ('[kafka.topics]\nepisodes = "mine"\n', r"\[kafka.topics\] episodes: only .* can be renamed"),
         ("[select]\ntrain = true\n", r"\[select\] train: a run trains on \[tasks\] file or on captured traffic"),

@@ -193,6 +193,28 @@ def test_spans_that_came_while_the_offsets_expired_are_all_read(run: Run) -> Non
     run.stop()
 
 
+def test_a_new_run_begins_where_it_is_told(broker: str, tmp_path: Path) -> None:
+    """With what a Collector's topic keeps, or what was written since a time; with nothing of it unless it is told. A
+    second start begins nowhere else."""
+    log, prefix = KafkaLog(broker), f"t{uuid.uuid4().hex[:12]}."
+    begins: dict[str | None, int] = {}
+    for start in ("beginning", "1970-01-01T00:00:02+00:00", None):
+        kafka = KafkaConfig(bootstrap_servers=broker, topic_prefix=prefix, start=start)
+        settings = RunSettings(run=f"run{len(begins)}", kafka=kafka)
+        wiring = Wiring(prepare_run(settings, tmp_path / settings.run))
+        spans = wiring.topics.name(Topic.OTLP_SPANS)
+        if not begins:
+            create_topics(log, wiring.topics, plan_topics(wiring.topics, policies=("policy",), kafka=kafka))
+            writer = log.writer()
+            appended = [writer.append(spans, key=b"k", value=b"v", timestamp_ms=1000 * n) for n in (1, 2, 3)]
+            (partition,) = {done.result(30).partition for done in appended}
+        for _ in range(2):
+            prepare_topics(wiring)
+            committed = log.committed(wiring.topics.group(Stage.NORMALIZE), spans)
+            assert begins.setdefault(start, committed.get(partition, 0)) == committed.get(partition, 0)
+    assert list(begins.values()) == [0, 1, 3]
+
+
 def prepare_topics_after(run: Run, before: Callable[[], None]) -> None:
     """The run begins on raw topics that hold something."""
     wiring = run.wiring
