@@ -87,11 +87,11 @@ def _entropies(groups: Sequence[Group]) -> dict[str, Any]:
     return {"entropy": float(sums.sum() / nums.sum()), "entropy_by_turn": by_turn} if by_turn else {}
 
 
-def _staleness(rows: Sequence[TrainingRow], version: int | None) -> dict[str, Any]:
+def _staleness(rows: Sequence[TrainingRow], by_version: Mapping[int, int]) -> dict[str, Any]:
     """Over trained tokens, where their versions can be compared with that of the step."""
-    ages = [version - row.versions_T[row.loss_mask_T] for row in rows] if version is not None else []
-    ages_N = np.concatenate(ages) if ages else np.zeros(1, np.int64)
-    return {"staleness_mean": float(ages_N.mean()), "staleness_max": int(ages_N.max())}
+    versions = [row.versions_T[row.loss_mask_T] for row in rows] if by_version else []
+    ages = [by_version[int(version)] for version in np.concatenate(versions)] if versions else [0]
+    return {"staleness_mean": fmean(ages), "staleness_max": max(ages, default=0)}
 
 
 def _lengths(groups: Sequence[Group], rows: Sequence[TrainingRow]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def describe_step(
         explained_variance=_explained_variance(rows),
         **_left_out(groups, members),
         **_lengths(batch.groups, rows),
-        **_staleness(rows, batch.started_from),
+        **_staleness(rows, batch.staleness),
         **_spread(groups),
         **_entropies(groups),
         **asdict(replace(result, seconds=seconds | {"read": batch.read_s} | result.seconds | before.seconds)),

@@ -169,7 +169,12 @@ class LiveSource(Source):
                 batch.num_counted,
                 batch.num_seen,
             )
-        return batch.close(run=state.run, version=state.version, max_staleness=self.config.max_staleness)
+        return batch.close(
+            run=state.run,
+            version=state.version,
+            max_staleness=self.config.max_staleness,
+            manifests=self.policy_log.lineage.versions,
+        )
 
     def _give_back(self, batch: OpenBatch, state: CheckpointState) -> int:
         """Says which groups do not count, or tasks would wait for a batch that waits for others; how many there are."""

@@ -141,7 +141,7 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     tool_success: float | None = None
     """Succeeded / executed tool calls; None when none was executed."""
     staleness_mean: float = 0.0
-    """Over trained tokens: the newest version when this batch started minus the token's version."""
+    """Over trained tokens: how many versions, a step counted once, the newest one when this batch started was ahead."""
     staleness_max: int = 0
     started_at_ms: int = 0
     ended_at_ms: int = 0

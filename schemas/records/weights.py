@@ -23,6 +23,8 @@ from .codec import Codec
 from .held_out import HeldOutPass, HeldOutPasses, Number
 from .versions import Version
 
+WEIGHTS_FILE = "model.safetensors"
+"""Of a version's folder."""
 _PIECE_BYTES = 16 * 1024 * 1024
 _Run = Annotated[RunHash, Meta(pattern=r"^[0-9a-f]{8}$")]
 _Epoch = Annotated[int, Meta(ge=0, lt=10**9)]
@@ -92,6 +94,11 @@ class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     """Of records of older releases: figures of the step, which `training_steps` has."""
     at_ms: int = 0
+
+    @property
+    def weights(self) -> WeightFile | None:
+        """The file of its weights, where it has one: equal ones are equal weights."""
+        return next((file for file in self.files if file.name == WEIGHTS_FILE), None)
 
 
 class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollback"):

@@ -5,10 +5,10 @@
     Batch               interval, groups to train, exclusions by reason, dead letters, accounting, hash
 
 Invariant: what is excluded depends on (record, step) only - the records of the interval, the groups consumed
-before it and the version it starts from - so the same offsets give the same batch hash. Excluded groups count
-towards G: they were admitted. Where the recipe has batches refilled, those that are well-formed and have spread count
-(of whichever version: that may change while it is read), and what does not is given back. Duplicates and records that
-name no group never count.
+before it, the version it starts from and the manifests up to that one - so the same offsets give the same batch hash.
+Excluded groups count towards G: they were admitted. Where the recipe has batches refilled, those that are well-formed
+and have spread count (of whichever version: that may change while it is read), and what does not is given back.
+Duplicates and records that name no group never count.
 On failure: LogGapError when an offset lies outside the log or is passed over; bad records are verdicts, never
 exceptions.
 """
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import msgspec
 
@@ -29,11 +30,13 @@ from tracegrad.schemas.log.protocol import AWAY_S, Log, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.training import Accounting, hash_batch
+from tracegrad.schemas.records.weights import VersionManifest
 
 from ..algorithm.recipe import Recipe
 from ..algorithm.scale import sample_std
 from ..algorithm.selection import selected
 from .groups import Group, GroupLimits, Verdict, judge, trained_versions, why_untrained
+from .staleness import staleness
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Batch:
     """All groups that this batch consumes, in the order of their records."""
     started_from: int | None = None
     """The version that its step starts from, for tokens' versions to be compared with; None: none is."""
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    """By version, of the tokens that it sampled, where versions are compared."""
     read_s: float = 0.0
     """Seconds spent on judging its records."""
 
@@ -142,11 +147,22 @@ class OpenBatch:
             ):
                 self.given_back.append(group_id)
 
-    def close(self, *, run: RunHash, version: int | None, max_staleness: int) -> Batch:
+    def close(
+        self,
+        *,
+        run: RunHash,
+        version: int | None,
+        max_staleness: int,
+        manifests: Mapping[int, VersionManifest] = MappingProxyType({}),
+    ) -> Batch:
         """The batch of these records for a step that starts from the run's `version`; None: tokens of the run have no
-        staleness."""
+        staleness. `manifests`: those of the run, by which it is counted."""
+        ages: dict[int, int] = {}
+        if version is not None:
+            numbers = {span.version for one, _ in self._verdicts if one.group for span in trained_versions(one.group)}
+            ages = {number: staleness(number, version, manifests) for number in numbers}
         decided = [
-            (verdict, Reason.DUPLICATE if is_duplicate else _reason(verdict, run, version, max_staleness))
+            (verdict, Reason.DUPLICATE if is_duplicate else _reason(verdict, run, version, max_staleness, ages))
             for verdict, is_duplicate in self._verdicts
         ]
         usable = [verdict.group for verdict, reason in decided if verdict.group and not reason]
@@ -164,20 +180,21 @@ class OpenBatch:
             consumed=tuple(verdict.group_id for verdict, _ in new if verdict.group_id),
             hash=hash_batch((hashlib.sha256(one.record.value or b"").digest(), reason) for one, reason in decided),
             started_from=version,
+            staleness=ages,
             read_s=self.read_s,
         )
 
 
-def _reason(verdict: Verdict, run: RunHash, version: int | None, max_staleness: int) -> str:
-    """Why the record's group trains nothing; "" when it does."""
+def _reason(verdict: Verdict, run: RunHash, version: int | None, max_staleness: int, ages: Mapping[int, int]) -> str:
+    """Why the record's group trains nothing; "" when it does. `ages`: the staleness of its tokens, by version."""
     if verdict.group is None:
         return verdict.reason
     if (reason := why_untrained(verdict.group, run)) or version is None:
         return reason
-    versions = trained_versions(verdict.group)
-    if any(span.version > version for span in versions):
+    numbers = {span.version for span in trained_versions(verdict.group)}
+    if any(number > version for number in numbers):
         return Reason.NEWER
-    return Reason.STALE if any(span.version < version - max_staleness for span in versions) else ""
+    return Reason.STALE if any(ages[number] > max_staleness for number in numbers) else ""
 
 
 def unselected(groups: Sequence[Group], recipe: Recipe) -> dict[str, str]:

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
-from tracegrad.schemas.records.weights import WEIGHTS, Lineage, VersionManifest
-
-_WEIGHTS_FILE = "model.safetensors"
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage, VersionManifest, WeightFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,10 @@ class SourceRecord:
     steps: tuple[RecordedStep, ...]
     rollbacks: tuple[tuple[int, ...], ...]
     """[s] after s steps: to which versions, this run's numbers, in order."""
-    weights: Mapping[int, str]
-    """This run's number of a version -> sha256 of its weights in the source; of those whose manifest is known."""
+    weights: Mapping[int, WeightFile]
+    """This run's number of a version -> its weights in the source; of those whose manifest is known."""
+    manifests: Mapping[int, VersionManifest]
+    """The source's, by its own numbers."""
 
     def num_rollbacks(self, step: int) -> int:
         """Those after fewer than `step` steps."""
@@ -70,8 +70,7 @@ class SourceRecord:
 
     def differs(self, manifest: VersionManifest) -> bool:
         """Whether this run's version has other weights than the source's; False where that is not known."""
-        known, own = self.weights.get(manifest.version), _sha256(manifest)
-        return known is not None and known != own
+        return self.weights.get(manifest.version, manifest.weights) != manifest.weights
 
 
 def read_record(path: str, policy: str) -> SourceRecord:
@@ -128,9 +127,8 @@ def _numbered(steps: list[TrainingStep], manifests: Mapping[int, VersionManifest
         if at != started_from:
             numbers[at] = len(numbers)
         made.append(RecordedStep(step, started_from, numbers[at]))
-    known = {numbers[number]: _sha256(one) for number, one in manifests.items() if number in numbers}
-    weights = {number: sha256 for number, sha256 in known.items() if sha256 is not None}
-    return SourceRecord(tuple(made), tuple(rollbacks), weights)
+    weights = {numbers[number]: one.weights for number, one in manifests.items() if number in numbers and one.weights}
+    return SourceRecord(tuple(made), tuple(rollbacks), weights, manifests)
 
 
 def _content(manifest: VersionManifest, numbers: Mapping[int, int]) -> int:
@@ -155,10 +153,6 @@ def _check_base(step: TrainingStep, at: int, manifests: Mapping[int, VersionMani
             f"expected the source's step {step.step} to start from version {at}, got {base}: a rollback between is not "
             "on its `weights` (retention?); --mode offline needs none"
         )
-
-
-def _sha256(manifest: VersionManifest) -> str | None:
-    return next((file.sha256 for file in manifest.files if file.name == _WEIGHTS_FILE), None)
 
 
 def _ranges(numbers: list[int]) -> str:

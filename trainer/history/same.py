@@ -3,8 +3,8 @@
 In: the other run's record (record.py), and its transitions in its order, each group once. Out: batches that lead to its
 weights, bit for bit, where start model, settings, seed, torch and the kind of machine are equal; versions are this
 run's own. Invariant: a step trains exactly what the source's step of that number trained and excludes what that
-excluded, whatever the offsets; staleness is counted among the source's own numbers, by which it was judged. What a kill
-undid is done again: rollbacks are counted in the checkpoint, as steps are.
+excluded, whatever the offsets; staleness is counted among the source's own versions, by which it was judged. What a
+kill undid is done again: rollbacks are counted in the checkpoint, as steps are.
 On failure: ConfigurationError names the step and what differs, before anything of it is trained or kept. Weights that
 differ are a warning, at the first version that has others, for they are the machine's; what is known of it is named at
 the start. Of the start model they are an error.
@@ -98,7 +98,12 @@ class SameSource(Source):
 
     def _close(self, batch: OpenBatch, due: RecordedStep) -> Batch:
         """The source's batch, of what the history has of it."""
-        made = batch.close(run=self.history.run, version=due.started_from, max_staleness=self.config.max_staleness)
+        made = batch.close(
+            run=self.history.run,
+            version=due.started_from,
+            max_staleness=self.config.max_staleness,
+            manifests=self.record.manifests,
+        )
         lost = {id_: why for id_, why in due.excluded_before.items() if id_ not in made.consumed}
         if lost:
             _log.warning(

@@ -67,7 +67,7 @@ def test_what_a_lost_checkpoint_undid_is_left_out() -> None:
         (1, 0, 1), (2, 1, 2), (7, 6, 4), (8, 7, 5),
     ]  # fmt: skip
     assert record.rollbacks == ((), (), (1,), (), ())
-    assert record.weights[5] == "of 8"
+    assert record.weights[5].sha256 == "of 8"
 
 
 def test_two_rollbacks_in_a_row_are_two() -> None:
