@@ -59,11 +59,11 @@ class _Keeper:
         self.not_before = clock() + START_S
         """Until then no beat is due, whatever waits say meanwhile: what began is not over."""
         self._keep = keep
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._num_turns = 0
 
     def tell(self, doing: str, within_s: float, *, is_turn: bool = False) -> None:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self.thread:
             return
         if is_turn:
             self._num_turns += 1
@@ -99,21 +99,22 @@ def waiting(doing: str, within_s: float = WITHIN_S) -> None:
 
 
 @contextlib.contextmanager
-def busy(doing: str, size: float = 1.0) -> Iterator[None]:
+def busy(doing: str, size: float = 1.0, *, under_way_s: float = 0.0) -> Iterator[None]:
     """Around work that gives no beat: it may take ten times as long as the longest so far, and an hour at first.
 
     Args:
         doing: what, one of few; the longest time is kept under this name.
         size: what its time grows with, such as tokens.
+        under_way_s: of what another thread does, and this one begins to wait for: how long it has been at it.
     """
     keeper = _keeper
-    if keeper is None:
+    if keeper is None or threading.get_ident() != keeper.thread:
         yield
         return
-    began, before, slowest_s = keeper.clock(), keeper.not_before, keeper.slowest_s.get(doing)
-    within_s = FIRST_S if slowest_s is None else WITHIN_S + _SLOWER * slowest_s * size
+    began, before, slowest_s = keeper.clock() - under_way_s, keeper.not_before, keeper.slowest_s.get(doing)
+    within_s = FIRST_S if slowest_s is None else WITHIN_S + max(under_way_s, _SLOWER * slowest_s * size)
     keeper.not_before = max(before, began + within_s)
-    keeper.tell(doing, within_s)
+    keeper.tell(doing, within_s - under_way_s)
     try:
         yield
     finally:

@@ -242,3 +242,5 @@ class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):
     publish: PublishConfig = PublishConfig()
     trains_captured: bool = False
     """On traffic of agents that others run, from what people say of it."""
+    is_synchronous: bool = False
+    """No batch is admitted before the one before it is trained ([pace] staleness = 0)."""

@@ -7,7 +7,8 @@
     optimise   Learner.step                   clip, AdamW; or `skipped` with its reason
     conclude   Store.conclude                 checkpoint: from here on the batch is consumed, whatever is killed;
                                               publish, if a version is due: unblocks weight sync; record on
-                                              `training_steps`: unblocks tasks, which count consumed groups
+                                              `training_steps`: unblocks tasks, which count consumed groups; files are
+                                              written while the next step computes, where that pays (store.py)
     roll back  Rollbacks                      what people ask for on `weights`, and what the ratings call for
 
 What it is made of, and the start of it, is in run.py and store/resume.py.
@@ -84,17 +85,23 @@ class Trainer:
         while not self._is_done and not self.stop.is_set():
             started = time.perf_counter()
             started_at_ms = _now_ms()
+            self.store.finish(waits=False)
             self.rollbacks.look()
             for to_version in self.source.rollbacks(self.state):
                 self.rollbacks.go_back(to_version)
                 self.source.observe(self.state)
-            batch = self.source.read(self.store.progress, self.rollbacks.look)
+            batch = self.source.read(self.store.progress, self._look)
             if batch is None or (self.state.step == 0 and not self.policy_log.await_score(self.stop)):
                 break
             self._train(batch, wait_s=time.perf_counter() - started - batch.read_s, started_at_ms=started_at_ms)
         self.store.save()
         state = self.state
         _log.info("trainer stops: policy=%s step=%d version=%d", state.policy, state.step, state.version)
+
+    def _look(self) -> None:
+        """There is nothing to train on: what was stored is told, for it may be what everybody waits for."""
+        self.store.finish()
+        self.rollbacks.look()
 
     @property
     def _is_done(self) -> bool:

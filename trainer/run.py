@@ -50,8 +50,9 @@ def run(
     stop: threading.Event,
     metrics: Metrics,
     waits: Waits = WAITS,
+    overlaps: bool | None = None,
 ) -> None:
-    """Trains until there is nothing left to do, or `stop` is set.
+    """Trains until there is nothing left to do, or `stop` is set. `overlaps`: as `Store` has it.
 
     Raises:
         FencedError: another trainer claimed the policy.
@@ -81,7 +82,8 @@ def run(
         source = _source(config, recipe, handles, learner, policy_log, reader, metrics, waits)
         window = alarms.window(is_captured=handles.trains_captured) if history is None else 0
         versions = Versions(config, handles, learner, policy_log, progress, source, window)
-        store = Store(versions, checkpoints, refusals)
+        store = Store(versions, checkpoints, refusals, overlaps)
+        ends.callback(store.pool.shutdown)
         rollbacks = Rollbacks(store)
         past_steps = begin(store, rollbacks)
         Trainer(store, rollbacks, past_steps, alarms, recipe, handles.seed, marks, metrics, stop, waits).train()

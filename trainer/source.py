@@ -173,7 +173,7 @@ class LiveSource(Source):
             run=state.run,
             version=state.version,
             max_staleness=self.config.max_staleness,
-            manifests=self.policy_log.lineage.versions,
+            manifests={**self.policy_log.lineage.versions, **progress.unannounced},
         )
 
     def _give_back(self, batch: OpenBatch, state: CheckpointState) -> int:

@@ -264,6 +264,7 @@ class Wiring:
             seed=self.record.seed,
             publish=self.settings.publish,
             trains_captured=self.settings.select.train,
+            is_synchronous=self.settings.pace.staleness == 0,
             history=self.run_dir.history,
         )
 

@@ -71,6 +71,33 @@ def test_a_thread_beside_the_work_says_nothing(told: list[Beat]) -> None:
     assert len(told) == 1
 
 
+def test_work_of_a_thread_beside_promises_nothing(told: list[Beat]) -> None:
+    """Nor does it make the loop's own silence longer."""
+
+    def work() -> None:
+        with busy("beside"):
+            pass
+
+    beat()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(5)
+    waiting("Kafka")
+    assert told[-2:] == [Beat(1, WITHIN_S, ""), Beat(1, WITHIN_S, "Kafka")]
+
+
+def test_who_waits_for_another_thread_counts_from_its_beginning(told: list[Beat], clock: Clock) -> None:
+    """It had taken 50 s by then, and 10 s more: ten times a minute from then on, or what it has taken already."""
+    beat()
+    with busy("storing", under_way_s=50.0):
+        clock.now += 10.0
+    for under_way_s in (100.0, 2000.0):
+        with busy("storing", under_way_s=under_way_s):
+            pass
+    begun = [one.within_s for one in told if one.doing == "storing"][::2]
+    assert begun == [FIRST_S - 50.0, WITHIN_S + 10 * 60.0 - 100.0, WITHIN_S]
+
+
 def test_work_may_take_ten_times_its_longest(told: list[Beat], clock: Clock) -> None:
     """Per unit of its size, so that a large piece after a small one is not taken for a hang; waits within it take
     nothing of that away."""

@@ -31,10 +31,10 @@ SEAMS: dict[str, tuple[Any, str, bool]] = {
     "between updates": (SingleLearner, "_update", True),
     "inside an update": (optimiser.Optimiser, "step", False),
     "after the step": (loop.Trainer, "_learn", False),
-    "half-written checkpoint": (checkpoint, "save_file", False),
-    "between checkpoint and publish": (publish.Versions, "publish", True),
+    "half-written checkpoint": (checkpoint, "write_tensors", False),
+    "between checkpoint and publish": (publish.Versions, "write", True),
     "half-written version": (publish.Publisher, "_copy_base", False),
-    "between manifest and training_step": (publish.Versions, "publish", False),
+    "between manifest and training_step": (publish.Versions, "announce", False),
     "before a rollback is asked for": (store.Rollbacks, "ask_where_worse", True),
     "before a rollback": (store.Rollbacks, "_roll_back", True),
     "after a rollback": (store.Rollbacks, "_roll_back", False),
@@ -95,6 +95,7 @@ def train(
     seam: str,
     call: int,
     errors: Path,
+    overlaps: bool | None,
 ) -> None:
     """What the process runs; 78 when fenced, as the command line has it."""
     sys.stderr = errors.open("w", buffering=1)
@@ -102,7 +103,7 @@ def train(
         (arm if seam in SEAMS else arm_function)(seam, call)
     try:
         log, stop = KafkaLog(servers), threading.Event()
-        run(config, algorithm, alarms, handles, topics=topics, log=log, stop=stop, metrics=Metrics())
+        run(config, algorithm, alarms, handles, topics=topics, log=log, stop=stop, metrics=Metrics(), overlaps=overlaps)
     except FatalError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(FATAL_EXIT_STATUS)

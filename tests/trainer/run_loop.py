@@ -103,10 +103,12 @@ def train(
     stop: threading.Event | None = None,
     waits: Waits = QUICK,
     topics: Topics = TOPICS,
+    *,
+    overlaps: bool | None = None,
 ) -> Metrics:
     """As compose calls it, but that it waits shortly: a test writes all at once; what it counted."""
-    metrics = Metrics()
-    run(*settings, topics=topics, log=log, stop=stop or threading.Event(), metrics=metrics, waits=waits)
+    metrics, stop = Metrics(), stop or threading.Event()
+    run(*settings, topics=topics, log=log, stop=stop, metrics=metrics, waits=waits, overlaps=overlaps)
     return metrics
 
 

@@ -58,9 +58,11 @@ def start(
     seam: str,
     call: int,
     errors: Path,
+    *,
+    overlaps: bool | None = None,
 ) -> BaseProcess:
     """A trainer in a process of its own, forked from one that has torch already: importing it takes 8 s."""
-    arguments = (servers, topics, *config, seam, call, errors)
+    arguments = (servers, topics, *config, seam, call, errors, overlaps)
     process = FORKS.Process(target=doomed_trainer.train, args=arguments, daemon=True)
     process.start()
     return process

@@ -23,9 +23,9 @@ from tests.trainer.run_loop import (
 from tests.versions import held_out
 from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.versions import parse_label
-from tracegrad.schemas.records.weights import WEIGHTS
+from tracegrad.schemas.records.weights import WEIGHTS, VersionManifest
 from tracegrad.trainer.store.policy_log import PolicyLog
-from tracegrad.trainer.store.publish import Versions
+from tracegrad.trainer.store.publish import UnwrittenVersion, Versions
 
 pytestmark = pytest.mark.torch
 
@@ -55,18 +55,21 @@ def folders(work_dir: Path) -> list[int]:
 @pytest.fixture
 def publishing(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[int, str], None]]:
     """Called with each version before and after it is published; after it, tasks says what it has to say."""
-    original, said, hooks = Versions.publish, dict(SAID), list[Callable[[int, str], None]]()
+    write, announce, said, hooks = Versions.write, Versions.announce, dict(SAID), list[Callable[[int, str], None]]()
 
-    def publish(self: Versions) -> None:
-        version = self.state.version
+    def written(self: Versions, version: UnwrittenVersion) -> VersionManifest:
         for hook in hooks:
-            hook(version, "before")
-        original(self)
-        say(log, said.pop(version, []))
-        for hook in hooks:
-            hook(version, "after")
+            hook(version.manifest.version, "before")
+        return write(self, version)
 
-    monkeypatch.setattr(Versions, "publish", publish)
+    def announced(self: Versions, manifest: VersionManifest) -> None:
+        announce(self, manifest)
+        say(log, said.pop(manifest.version, []))
+        for hook in hooks:
+            hook(manifest.version, "after")
+
+    monkeypatch.setattr(Versions, "write", written)
+    monkeypatch.setattr(Versions, "announce", announced)
     return hooks
 
 

@@ -126,14 +126,14 @@ def test_a_step_without_an_update_counts_for_none(
 SEAMS: dict[str, tuple[type, str, bool]] = {
     "before the step": (loop.Trainer, "_learn", True),
     "after the step": (loop.Trainer, "_learn", False),
-    "after the checkpoint": (Store, "save", False),
-    "between checkpoint and publish": (Versions, "publish", True),
-    "between manifest and training_step": (Versions, "publish", False),
+    "after the checkpoint": (Store, "_write", False),
+    "between checkpoint and publish": (Versions, "write", True),
+    "between manifest and training_step": (Versions, "announce", False),
     "after all": (loop.Trainer, "_say", True),
 }
 AT_STEP = {
     2: [seam for seam in SEAMS if seam != "after the checkpoint"],
-    3: [seam for seam, (_, name, _) in SEAMS.items() if name != "publish"],
+    3: [seam for seam, (_, name, _) in SEAMS.items() if name not in ("write", "announce")],
     5: ["between checkpoint and publish", "between manifest and training_step"],
 }
 """The second leads to a version, the third to none and to a checkpoint in any case, the last to a version of one."""
@@ -212,7 +212,7 @@ def test_a_damaged_newest_version_is_followed_by_one_of_the_present_weights(
         train(log, config_of(untied, tmp_path, **given), stop)
     shutil.rmtree(lineage_of(log).versions[1].uri)
     if kill:
-        with killed_in(Versions, "publish", is_after=kill == "after"):
+        with killed_in(Versions, "announce" if kill == "after" else "write", is_after=kill == "after"):
             train(log, config_of(untied, tmp_path, **given))
     train(log, config_of(untied, tmp_path, **given))
     assert told(log) == [(1, 0, 1), (2, 1, 0), (3, 2, 0), (4, 2, 1), (5, 3, 0)]

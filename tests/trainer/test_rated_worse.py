@@ -160,8 +160,8 @@ SEAMS = [
     (PolicyLog, "announce", 7, True),  # of the request, after the epoch's and those of versions 0 to 4
     (Rollbacks, "_roll_back", 1, True),
     (Rollbacks, "_roll_back", 1, False),
-    (Versions, "publish", 6, True),
-    (Versions, "publish", 6, False),
+    (Versions, "write", 6, True),
+    (Versions, "announce", 6, False),
 ]
 
 

@@ -119,7 +119,7 @@ def test_what_is_given_back_is_told_as_it_happens(
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(LiveSource, "_give_back"), (loop.Trainer, "_learn"), (Versions, "publish")]
+    ("owner", "name"), [(LiveSource, "_give_back"), (loop.Trainer, "_learn"), (Versions, "announce")]
 )
 def test_a_killed_trainer_gives_back_the_same_and_trains_the_same(
     owner: Any,

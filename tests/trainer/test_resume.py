@@ -48,8 +48,8 @@ pytestmark = pytest.mark.torch
 SEAMS: dict[str, tuple[type, str, str]] = {
     "before the step": (loop.Trainer, "_learn", "before"),
     "after the step, before the checkpoint": (loop.Trainer, "_learn", "after"),
-    "between checkpoint and publish": (Versions, "publish", "before"),
-    "between manifest and training_step": (Versions, "publish", "after"),
+    "between checkpoint and publish": (Versions, "write", "before"),
+    "between manifest and training_step": (Versions, "announce", "after"),
     "after all": (loop.Trainer, "_say", "before"),
 }
 

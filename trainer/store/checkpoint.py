@@ -24,18 +24,18 @@ from typing import Any
 
 import msgspec
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from tracegrad.schemas.beat import busy, units
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
-from tracegrad.schemas.records.weights import WeightFile
+from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 from tracegrad.schemas.retry import retry
 
 from ..rating_drop import VersionRatings
 from .durable import describe_files, remove_half_written, whole_folder
+from .tensor_file import write_tensors
 
 _log = logging.getLogger(__name__)
 _UNREAD = "unread-"
@@ -96,7 +96,9 @@ class Progress:
     training_step: bytes | None = None
     """The newest step's record, encoded: a missing one is emitted again byte for byte. None before the first."""
     is_saved: bool = False
-    """Whether a checkpoint holds all this."""
+    """Whether a checkpoint holds all this, or is being written."""
+    unannounced: Mapping[int, VersionManifest] = field(default_factory=dict)
+    """The version that is being written, by its number, as far as it is known."""
 
     def advance(self, **changes: Any) -> None:
         """To the state with these changes, which no checkpoint holds yet."""
@@ -117,12 +119,12 @@ class Checkpoints:
     def save(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
         """Writes one, durable on return, and removes the oldest ones. Its state then names the files."""
         with whole_folder(self._folder / progress.state.folder) as temporary:
-            on_host = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-            save_file(on_host, temporary / _TENSORS)
+            on_host = {name: tensor.detach().to("cpu") for name, tensor in tensors.items()}
+            written = write_tensors(temporary / _TENSORS, on_host)
             (temporary / _CONSUMED).write_text("".join(f"{group}\n" for group in progress.consumed))
             if progress.training_step is not None:
                 (temporary / _STEP).write_bytes(progress.training_step)
-            progress.state = msgspec.structs.replace(progress.state, files=describe_files(temporary))
+            progress.state = msgspec.structs.replace(progress.state, files=describe_files(temporary, written))
             (temporary / _STATE).write_bytes(msgspec.json.encode(progress.state))
         progress.is_saved = True
         kept = [path for path in self._ordered() if not path.name.startswith(_UNREAD)]

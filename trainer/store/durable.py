@@ -58,11 +58,11 @@ def remove_half_written(folder: Path) -> int:
     return len(left)
 
 
-def describe_files(folder: Path) -> tuple[WeightFile, ...]:
-    """Name, size and sha256 of every file below a folder, by name."""
-    described = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            sha256 = digest(file)
-        described.append(WeightFile(name=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=sha256))
-    return tuple(described)
+def describe_files(folder: Path, *known: WeightFile) -> tuple[WeightFile, ...]:
+    """Name, size and sha256 of every file below a folder, by name; those that are known are not read."""
+    described = {file.name: file for file in known}
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        if (name := path.relative_to(folder).as_posix()) not in described:
+            with path.open("rb") as file:
+                described[name] = WeightFile(name=name, bytes=path.stat().st_size, sha256=digest(file))
+    return tuple(file for _, file in sorted(described.items()))

@@ -78,7 +78,7 @@ def begin(store: Store, rollbacks: Rollbacks) -> list[TrainingStep]:
     is_lost = versions.is_lost(policy_log.lineage.versions.get(store.state.version))
     if not store.state.num_unpublished:
         if is_lost:
-            versions.publish()
+            store.save(publishes=True)
     elif not source.is_repeat and (is_lost or source.is_last(store.state.step, store.state.next_offset)):
         _publish_rest(store)
     if progress.training_step is None:
@@ -98,5 +98,4 @@ def _publish_rest(store: Store) -> None:
     told = msgspec.structs.replace(record, version=version, num_unpublished=0, epoch=before.epoch)
     progress.training_step = TRAINING_STEPS.encode(told)
     progress.advance(version=version, base_version=before.version, num_unpublished=0)
-    store.save()
-    store.versions.publish()
+    store.save(publishes=True)

@@ -135,7 +135,7 @@ async def _train(r: Rig, learner: SingleLearner, publisher: Publisher) -> tuple[
         state = CheckpointState(
             policy="policy", run=RUN, step=version, version=version, base_version=version - 1, next_offset=version
         )
-        manifest = publisher.write(learner, Progress(state), epoch=1)
+        manifest = publisher.write(publisher.snapshot(learner, Progress(state), epoch=1))
         folders.append(manifest.uri)
         await serve_version(r, manifest)
         for number in range(CALLS_EACH):

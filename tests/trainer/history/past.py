@@ -49,7 +49,7 @@ def train_source(model: Path, work_dir: Path, **changes: Any) -> MemoryLog:
     def settings(steps: int) -> Settings:
         return config_of(model, work_dir, **SOURCE | changes | {"steps": steps})
 
-    with killed_in(Versions, "publish", step=2):
+    with killed_in(Versions, "write", step=2):
         train(log, settings(3))
     train(log, settings(3))
     request_rollback(log, 1)

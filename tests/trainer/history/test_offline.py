@@ -104,7 +104,7 @@ def test_a_killed_run_goes_on_and_doubles_nothing(untied: Path, tmp_path: Path) 
     """The same command again, and again when all is done: figures and weights of a run that nobody killed."""
     values = [group_bytes(index) for index in range(7)]
     log, settings = history_of(values, untied, tmp_path / "killed")
-    with killed_in(Versions, "publish", step=2):
+    with killed_in(Versions, "write", step=2):
         train(log, settings)
     train(log, settings)
     train(log, settings)

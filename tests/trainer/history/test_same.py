@@ -146,9 +146,9 @@ def test_a_step_whose_gradient_was_no_number_is_skipped_again(
     ("owner", "name", "step", "call"),
     [
         (loop.Trainer, "_learn", 2, 1),
-        (Versions, "publish", 2, 1),
+        (Versions, "write", 2, 1),
         (Rollbacks, "go_back", 3, 1),
-        (Versions, "publish", 3, 2),
+        (Versions, "write", 3, 2),
         (loop.Trainer, "_say", 4, 1),
     ],
     ids=["before a step", "before a version", "before the rollback", "before its version", "after a step"],

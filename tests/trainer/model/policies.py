@@ -37,7 +37,8 @@ def published(policy: Policy, base: Path, tmp_path: Path) -> Path:
     handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(base), work_dir=str(tmp_path), seed=0)
     publisher = Publisher(handles, keep=0, is_held=lambda _: False)
     learner = SingleLearner(policy, TrainerConfig(), Recipe())
-    manifest = publisher.write(learner, Progress(CheckpointState(policy="policy", run=RUN, step=1, version=1)), epoch=1)
+    progress = Progress(CheckpointState(policy="policy", run=RUN, step=1, version=1))
+    manifest = publisher.write(publisher.snapshot(learner, progress, epoch=1))
     return Path(manifest.uri)
 
 

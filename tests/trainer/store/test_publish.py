@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.versions import RUN, label
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.backends.single import SingleLearner
@@ -38,7 +41,9 @@ def write(publisher: Publisher, learner: SingleLearner, version: int) -> Version
     state = CheckpointState(
         policy="policy", run=RUN, step=2 * version, version=version, base_version=version - 1, next_offset=8 * version
     )
-    return publisher.write(learner, Progress(state), epoch=1)
+    manifest = publisher.write(publisher.snapshot(learner, Progress(state), epoch=1))
+    publisher.retire(version)
+    return manifest
 
 
 def loaded(base: Path, **changes: Any) -> SingleLearner:
@@ -126,6 +131,39 @@ def test_old_versions_are_retired_but_the_first(untied: Path, tmp_path: Path) ->
     for version in range(5):
         write(one, learner, version)
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [label(0), label(3), label(4)]
+
+
+@pytest.mark.parametrize(("room_for", "kept"), [(5, [0, 1, 2, 3, 4]), (4, [0, 2, 3, 4]), (3, [0, 2, 4])])
+def test_versions_go_before_the_disk_is_full(
+    room_for: int, kept: list[int], untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest first, until what is to be written fits; never version 0, one that is held, or the newest."""
+    one, learner = publisher(untied, tmp_path, keep=9, held={2}), loaded(untied)
+    for version in range(5):
+        write(one, learner, version)
+
+    def free(folder: str) -> SimpleNamespace:
+        assert folder == str(tmp_path)
+        return SimpleNamespace(free=10 * (1 + room_for - len(list((tmp_path / "weights").iterdir()))))
+
+    monkeypatch.setattr(shutil, "disk_usage", free)
+    one.make_room(10)
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [label(version) for version in kept]
+
+
+@pytest.mark.parametrize("keep", [0, 9], ids=["all are to be kept", "some are not"])
+def test_a_full_disk_ends_the_run_with_the_bytes(
+    keep: int, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart would find it as full; nothing that is held is deleted for it, or that the user wants to keep."""
+    one, learner = publisher(untied, tmp_path, keep=keep), loaded(untied)
+    for version in range(3):
+        write(one, learner, version)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
+    with pytest.raises(ConfigurationError, match=f"expected 10 bytes free under {tmp_path} .* got 7"):
+        one.make_room(10)
+    left = [label(version) for version in ((0, 1, 2) if not keep else (0, 2))]
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == left
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4], ids=["full", "lora"])
