@@ -68,11 +68,14 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     bfloat16 is for accelerators and CPUs with its instructions: it halves the weights."""
     publish_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the published files; `auto`: `dtype`, whatever the model came in."""
+    deterministic: bool | None = None
+    """Only kernels that repeat to the bit, on a GPU without cuDNN's attention; what has no such kernel ends the run.
+    None: on a CPU, not on a GPU."""
     threads: Count = 1
     """CPU threads; two intra-op threads on a busy two-core machine are 15 to 30 times slower than one."""
     micro_batch_tokens: Whole = 0
     """Padded tokens of a forward pass, which bounds memory; a longer row goes alone. 0: 1,024 on a CPU (measured the
-    fastest for small models), 16,384 on an accelerator."""
+    fastest for small models), 16,384 on an accelerator. Halved each time that a GPU runs out of memory."""
     packing: Literal["rows", "tree"] = "rows"
     """`tree`: what rows of a micro-batch begin with alike, as a group's do with their prompt, is computed once, and
     `micro_batch_tokens` bounds what is left. Pays where prompts are long beside answers. For models whose layers all
@@ -80,6 +83,12 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     micro_batch_logits: Count = 1 << 28
     """Logits (tokens x vocabulary) that exist at once: beyond, the head is computed in pieces, each again in the
     backward pass. Of the default a copy takes 1 GiB in float32, and the backward pass has about four."""
+    recompute: Literal["auto", "none", "layers"] = "auto"
+    """`layers`: the backward pass computes each layer again and so keeps its input alone, for about a third more time;
+    `auto`: once a single row runs out of memory, which ends a run with `none`."""
+    compile: Literal["auto", "none"] = "auto"
+    """`auto`: on a GPU torch compiles a decoder layer, for every length at once; where it cannot, a line in the log
+    says why, and nothing is compiled. The compiled code lies in the run's folder, so that a restart finds it."""
     max_row_tokens: Count = 32768
     """A longer row makes its group malformed (`too_long`)."""
     keep_versions: Whole = 20
@@ -240,6 +249,8 @@ class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):
     """What lies there to be trained on, where the run replays another one; None: `transitions` grow, and are waited
     for."""
     publish: PublishConfig = PublishConfig()
+    engine_share: float = 0.0
+    """Of the memory of the trainer's GPU, that an engine on it takes; 0: none is there."""
     trains_captured: bool = False
     """On traffic of agents that others run, from what people say of it."""
     is_synchronous: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,10 +36,15 @@ class Optimiser:
         self.forget()
 
     def forget(self) -> None:
-        """Makes it new (a start, a rollback): no moments, and a warm-up before it."""
+        """Makes it new (a start, a rollback): no moments, and a warm-up before it. How many updates it made is counted
+        here, for AdamW's own counts are on the device, and reading them waits for it."""
         config = self._config
+        self._num_updates = 0
+        groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
+        for master in self.masters.values():
+            groups[master.dim() < 2]["params"].append(master)
         self._adamw = torch.optim.AdamW(
-            self.masters.values(),
+            groups,
             lr=config.lr,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_eps,
@@ -53,9 +59,8 @@ class Optimiser:
         of this optimiser: a restored one knows its own, a new one warms up again while the schedule goes on.
         """
         config = self._config
-        done = max((int(moments["step"]) for moments in self._adamw.state.values()), default=0)
         share = max(0, update - config.warmup_steps) / max(1, num_updates - config.warmup_steps)
-        warm = min(1.0, (done + 1) / max(1, config.warmup_steps))
+        warm = min(1.0, (self._num_updates + 1) / max(1, config.warmup_steps))
         return config.lr * warm * SCHEDULES[config.lr_schedule](min(1.0, share))
 
     def clip(self) -> float:
@@ -67,6 +72,7 @@ class Optimiser:
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()
+        self._num_updates += 1
 
     def drop_gradients(self) -> None:
         """Of all masters."""
@@ -86,6 +92,8 @@ class Optimiser:
         for key, tensor in tensors.items():
             name, _, moment = key.rpartition(".")
             master = self.masters[name]
+            if moment == "step":
+                self._num_updates = max(self._num_updates, int(tensor))
             # The count of updates is on the host, unless it is a kernel that reads it.
             device = torch.device("cpu") if moment == "step" and not self._is_fused else master.device
             self._adamw.state[master][moment] = tensor.to(device, copy=True)

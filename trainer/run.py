@@ -7,6 +7,7 @@ batches are done, when the history is consumed, or when it is told to stop.
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -64,6 +65,7 @@ def run(
     if history is not None and history.mode == "same":
         alarms = AlarmsConfig()  # whatever went wrong in the source is to go wrong again
     work_dir, at = Path(handles.work_dir), TopicPartition(topics.name(Topic.TRANSITIONS), partition_of(handles.policy))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_dir / "compiled"))
     with ExitStack() as ends:
         learner = load_learner(config, recipe, handles, is_told_to_stop=stop.is_set)
         writer = ends.enter_context(closing(log.writer()))

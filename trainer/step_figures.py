@@ -61,6 +61,9 @@ class StepFigures:
         self._num_tokens = self._num_checked = 0
         self._error_max = 0.0
         self._sums: defaultdict[str, float] = defaultdict(float)
+        self._names: list[str] = []
+        self._unread: list[Tensor] = []
+        """Of each micro-batch since the last look: a sum for each name, tokens checked, the greatest error."""
 
     def add_batch(
         self, batch: MicroBatch, logprobs_N: Tensor, term: TokenLoss, *, version: int, reference_N: Tensor | None
@@ -87,24 +90,32 @@ class StepFigures:
         if reference_N is not None:
             behind_N = clamped(reference_N - logprobs_N)
             seen["kl_reference"] = behind_N.exp() - 1.0 - behind_N
-        for name, values_N in seen.items():
-            self._sums[name] += float(values_N.sum(dtype=torch.float64))
         self._num_tokens += len(logprobs_N)
+        # Probabilities are compared at the sampler's own version only: any gap is then an error, not learning.
         checked_N = batch.versions_N == version
-        num_checked = int(checked_N.sum())
-        if num_checked:
-            # Probabilities are compared at the sampler's own version only: any gap is then an error, not learning.
-            error = float((logprobs_N - batch.sampler_logprobs_N)[checked_N].abs().max())
-            self._num_checked += num_checked
+        errors_N = (logprobs_N - batch.sampler_logprobs_N).abs().where(checked_N, 0.0)
+        sums = [values_N.sum(dtype=torch.float64) for values_N in (*seen.values(), checked_N)]
+        self._names = [*seen]
+        self._unread.append(torch.stack([*sums, errors_N.max()]))
+
+    def _read(self) -> None:
+        """Waits for the device, once for all micro-batches since the last time."""
+        for *sums, num_checked, error in torch.stack(self._unread).tolist() if self._unread else ():
+            for name, value in zip(self._names, sums, strict=True):
+                self._sums[name] += value
+            self._num_checked += int(num_checked)
             self._error_max = max(self._error_max, error) if math.isfinite(error) else 1e9
+        self._unread.clear()
 
     @property
     def is_finite(self) -> bool:
         """Whether the weights gave numbers at every token."""
+        self._read()
         return math.isfinite(self._sums["ratio_mean"])
 
     def figures(self) -> dict[str, Any]:
         """The fields of StepResult that are watched."""
+        self._read()
         sums = {name: value if math.isfinite(value) else 0.0 for name, value in self._sums.items()}
         num, squares = self._num_tokens, sums.pop("ratio_square")
         told = {name: int(value) if name.startswith("num_") else value / num for name, value in sums.items()}

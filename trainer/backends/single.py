@@ -13,26 +13,24 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from msgspec.structs import asdict
 from torch import Tensor
 
 from tracegrad.schemas.beat import busy
-from tracegrad.schemas.errors import DivergedError
+from tracegrad.schemas.errors import ConfigurationError, DivergedError
 from tracegrad.schemas.reasons import Reason
 from tracegrad.schemas.records.training import StepResult
 
-from ..algorithm.form import TokenLoss, log_ratios, loss
-from ..algorithm.level import unit_means
+from ..algorithm.form import TokenLoss, loss
 from ..algorithm.logprobs import logprobs_and_entropies
 from ..algorithm.recipe import Recipe
 from ..batch.advantages import Doubles
 from ..batch.groups import Group, in_form
-from ..batch.packing import MicroBatch, micro_batches
+from ..batch.packing import MicroBatch
 from ..batch.rows import TrainingRow, rows_of_batch
 from ..config import NOT_LEARNT, TrainerConfig, TrainerHandles
 from ..learner import STOPPED
@@ -41,6 +39,8 @@ from ..model.policy import Policy, configure_torch, load_policy
 from ..model.read_model import load_tensors, read_tensors
 from ..optimiser import Optimiser
 from ..step_figures import StepFigures, result_of, skipped_as
+from .micro_batch_size import MicroBatchSize
+from .passes import accumulate, copy_to_host, scores_of_rows, unit_log_ratios
 
 
 class SingleLearner:
@@ -69,7 +69,9 @@ class SingleLearner:
         self._is_told_to_stop = is_told_to_stop
         self._optimiser = Optimiser(policy.masters, config)
         self._optimisers = [self._optimiser, *([critic.optimiser] if critic is not None else [])]
-        self._models = dict.fromkeys([policy, *([critic.trunk] if critic is not None else [])])
+        self._models = [*dict.fromkeys([policy, *([critic.trunk] if critic is not None else [])])]
+        self._size = MicroBatchSize(config, self._models, self._optimisers)
+        self._copies: dict[str, Tensor] = {}
 
     @property
     def vocabulary(self) -> int:
@@ -81,6 +83,7 @@ class SingleLearner:
         idle = {*NOT_LEARNT} - ({"steps"} if self._config.lr_schedule != "constant" else set())
         policy = self.policy
         resolved = {"dtype": policy.model_dtype, "publish_dtype": policy.dtype, "device": policy.device.type}
+        resolved["deterministic"] = torch.are_deterministic_algorithms_enabled()
         given = asdict(self._config) | asdict(self.recipe) | resolved
         told = {name: getattr(value, "__qualname__", str(value)) for name, value in given.items() if name not in idle}
         return {name: value.removeprefix("torch.") for name, value in told.items()}
@@ -116,8 +119,21 @@ class SingleLearner:
         trained = [self._trained(rows) for rows in updates]
         if not any(trained):
             return skipped_as(Reason.NO_ADVANTAGE if any(updates) else Reason.NO_TOKENS)
-        # In host memory, as a checkpoint takes it: what stops or fails in a later update is undone as a whole.
-        before = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors().items() if updates[1:]}
+        # What stops or fails in a later update is undone as a whole.
+        before = copy_to_host(self._state(), self._copies) if updates[1:] else {}
+        undo: Callable[[], None] = (lambda: self.restore(before)) if before else (lambda: None)
+        result = self._size.fit(lambda: self._updates(updates, trained, version, step), undo=undo)
+        if result.skipped:
+            undo()
+        return result
+
+    def _updates(
+        self,
+        updates: Sequence[Sequence[TrainingRow]],
+        trained: Sequence[Sequence[TrainingRow]],
+        version: int,
+        step: int,
+    ) -> StepResult:
         first, num_updates = (step - 1) * len(updates), self._config.steps * len(updates)
         figures, made = StepFigures(), list[StepResult]()
         for number, (rows, useful) in enumerate(zip(updates, trained, strict=True)):
@@ -129,8 +145,6 @@ class SingleLearner:
                     optimiser.drop_gradients()
                 if made[-1].skipped:
                     break
-        if made[-1].skipped and before:
-            self.restore(before)
         return made[-1] if made[-1].skipped == STOPPED else result_of(made, figures)
 
     def _trained(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
@@ -151,7 +165,7 @@ class SingleLearner:
         started = time.perf_counter()
         unit_means_U = self._unit_means(rows)
         losses = (term.loss for term in self._look_at(useful, version, figures, unit_means_U))
-        value = _accumulate(losses, self.policy)
+        value = accumulate(losses, self.policy)
         if len(useful) < len(rows):
             with torch.no_grad():
                 for _ in self._look_at([row for row in rows if not row.has_advantage], version, figures, unit_means_U):
@@ -160,19 +174,14 @@ class SingleLearner:
         if self._critic is not None:
             batches = itertools.takewhile(lambda _: not self._is_told_to_stop(), self.micro_batches(rows))
             value_losses = self._critic.losses(batches, num_asked(rows), self.recipe.value_clip)
-            value_loss = _accumulate(value_losses, self._critic.trunk)
+            value_loss = accumulate(value_losses, self._critic.trunk)
         if self._is_told_to_stop():
             return skipped_as(STOPPED)
         computed, rate = time.perf_counter(), self._optimiser.learning_rate(*at)
         grad_norm, *others = (optimiser.clip() for optimiser in self._optimisers)
         is_finite = figures.is_finite and all(map(math.isfinite, (value, value_loss, grad_norm, *others)))
         if is_finite:
-            with busy("an optimiser step"):
-                for optimiser in self._optimisers:
-                    optimiser.step(optimiser.learning_rate(*at))
-                for model in self._models:
-                    model.refresh()
-            self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
+            self._move(at, min(useful, key=lambda row: len(row.token_ids_T)), step)
         return StepResult(
             is_updated=is_finite,
             skipped="" if is_finite else Reason.NON_FINITE,
@@ -182,11 +191,24 @@ class SingleLearner:
             seconds={"forward_backward": computed - started, "optimise": time.perf_counter() - computed},
         )
 
-    @torch.no_grad()
-    def _require_numbers(self, row: TrainingRow, step: int) -> None:
-        """One forward pass of the new weights: a version of NaN would be served before the next step noticed."""
-        (batch,) = self.micro_batches([row])
-        if not bool(self.logprobs(batch).isfinite().all()):
+    def _move(self, at: tuple[int, int], shortest: TrainingRow, step: int) -> None:
+        """The weights, and looks whether they still give numbers: a version of NaN would be served before the next step
+        noticed. Memory is not tried again here, for half of the weights may have moved."""
+        try:
+            with busy("an optimiser step"):
+                for optimiser in self._optimisers:
+                    optimiser.step(optimiser.learning_rate(*at))
+                for model in self._models:
+                    model.refresh()
+            with torch.no_grad():
+                (batch,) = self.micro_batches([shortest])
+                is_finite = bool(self.logprobs(batch).isfinite().all())
+        except torch.OutOfMemoryError as error:
+            raise ConfigurationError(
+                f"[policy] model: expected memory for what AdamW keeps, got {error}: train adapters ([trainer] "
+                "lora_rank) or a smaller model, or give the engine less of this GPU ([engine] gpu_memory_utilization)"
+            ) from error
+        if not is_finite:
             raise DivergedError(
                 f"expected the weights after step {step} to give finite logprobs, got others; they are neither "
                 "checkpointed nor published. Lower [trainer] lr or clip_norm and start the run again"
@@ -222,18 +244,13 @@ class SingleLearner:
     # forward passes
 
     def micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[MicroBatch]:
-        """On the policy's device, each with a beat."""
-        device = self.policy.device
-        limit = self._config.micro_batch_tokens or (1024 if device.type == "cpu" else 16384)
-        for batch in micro_batches(rows, max_tokens=limit, packing=self._config.packing):
-            # Until the caller asks for the next one.
-            with busy("a micro-batch", batch.input_ids_BL.numel()):
-                yield batch.to(device)
+        """`MicroBatchSize.micro_batches`."""
+        return self._size.micro_batches(rows)
 
     def logprobs(self, batch: MicroBatch, policy: Policy | None = None) -> Tensor:
         """[N] of its trained tokens under the present weights, or another policy's."""
         made = (policy or self.policy).logprobs(batch, max_logits=self._config.micro_batch_logits)
-        return made[batch.loss_mask_BK]
+        return made.flatten(-2)[batch.trained_N]
 
     def _logprobs_and_entropies(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
         """[N] each; without entropies where the recipe needs none."""
@@ -241,7 +258,7 @@ class SingleLearner:
             return self.logprobs(batch), None
         limit = self._config.micro_batch_logits
         made_2BK = self.policy.logprobs(batch, max_logits=limit, score=logprobs_and_entropies)
-        logprobs_N, entropies_N = made_2BK[:, batch.loss_mask_BK]
+        logprobs_N, entropies_N = made_2BK.flatten(-2)[:, batch.trained_N]
         return logprobs_N, entropies_N
 
     @torch.no_grad()
@@ -252,12 +269,7 @@ class SingleLearner:
     @torch.no_grad()
     def _of_rows(self, rows: Sequence[TrainingRow], score: Callable[[MicroBatch], Tensor]) -> list[Doubles]:
         """[T] of each row, what a score says of each trained token; 0 elsewhere: a pass of its own."""
-        found = [np.zeros(len(row.token_ids_T)) for row in rows]
-        for batch in self.micro_batches(rows):
-            sizes = batch.sizes_R.tolist()
-            for place, part in zip(batch.places, torch.split(score(batch).double(), sizes), strict=True):
-                found[place][rows[place].loss_mask_T] = part.cpu().numpy()
-        return found
+        return self._size.fit(lambda: scores_of_rows(rows, self.micro_batches(rows), score))
 
     @torch.no_grad()
     def _unit_means(self, rows: Sequence[TrainingRow]) -> Tensor | None:
@@ -266,20 +278,18 @@ class SingleLearner:
         """
         if "unit_means" not in self.recipe.needs:
             return None
-        seen = []
-        for batch in self.micro_batches(rows):
-            assert batch.units_N is not None
-            own_N = log_ratios(self.recipe, self.logprobs(batch), batch.sampler_logprobs_N, batch.old_logprobs_N)
-            seen.append((own_N, batch.units_N))
-        log_ratios_N, units_N = (torch.cat(parts) for parts in zip(*seen, strict=True))
-        return unit_means(log_ratios_N, units_N, int(units_N.max()) + 1)
+        return unit_log_ratios(self.recipe, self.micro_batches(rows), self.logprobs)
 
     # what a checkpoint and a version hold
 
     def tensors(self) -> dict[str, Tensor]:
         """`weights/*`, `optimiser/*.<moment>` (none before the first update), `reference/*` of one that moves,
-        `critic/*`, and torch's generators, `rng/*`.
+        `critic/*`, torch's generators, `rng/*`, and `micro_batch/*` where it is smaller than the settings say.
         """
+        return self._state() | {f"micro_batch/{name}": tensor for name, tensor in self._size.tensors().items()}
+
+    def _state(self) -> dict[str, Tensor]:
+        """What a step moves."""
         parts = {"weights": self._optimiser.masters, "optimiser": self._optimiser.tensors()}
         if self._moving is not None:
             parts["reference"] = self._moving.masters
@@ -297,6 +307,7 @@ class SingleLearner:
         for key, tensor in tensors.items():
             part, _, name = key.partition("/")
             parts[part][name] = tensor
+        self._size.restore(parts["micro_batch"])
         self.policy.restore(parts["weights"])
         self._optimiser.restore(parts["optimiser"])
         if self._moving is not None and parts["reference"]:
@@ -325,22 +336,11 @@ class SingleLearner:
             optimiser.forget()
 
 
-def _accumulate(losses: Iterable[Tensor], policy: Policy) -> float:
-    """The sum of micro-batches' losses; its gradient is in the masters."""
-    values: list[float] = []
-    for loss_ in losses:
-        loss_.backward()  # type: ignore[no-untyped-call]
-        policy.collect_gradients()
-        values.append(float(loss_.detach()))
-    # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
-    return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
-
-
 def load_learner(
     config: TrainerConfig, recipe: Recipe, handles: TrainerHandles, *, is_told_to_stop: Callable[[], bool]
 ) -> SingleLearner:
     """The start model, with what the recipe asks besides. Raises ConfigurationError."""
-    device = configure_torch(config, seed=handles.seed)
+    device = configure_torch(config, seed=handles.seed, engine_share=handles.engine_share)
     needs, moves = "reference" in recipe.needs, recipe.kl_to == "moving"
     reference = load_policy(config, handles.model, device, is_trained=moves) if needs else None
     policy = load_policy(config, handles.model, device)

@@ -36,9 +36,12 @@ class MicroBatch:
     input_ids_BL: Tensor
     keep_K: Tensor
     targets_BK: Tensor
-    temperatures_BK: Tensor
+    temperatures_BK: Tensor | None
+    """None where all are 1."""
     loss_mask_BK: Tensor
     """Where the N trained tokens are."""
+    trained_N: Tensor
+    """The same as indices of [B * K], so that no device is asked how many there are."""
     sampler_logprobs_N: Tensor
     advantages_N: Tensor
     weights_N: Tensor
@@ -65,13 +68,19 @@ class MicroBatch:
     @property
     def rows_N(self) -> Tensor:
         """Whose row each trained token is in, within this micro-batch."""
-        return torch.arange(len(self.sizes_R), device=self.sizes_R.device).repeat_interleave(self.sizes_R)
+        rows_R, num = torch.arange(len(self.sizes_R), device=self.sizes_R.device), len(self.weights_N)
+        return rows_R.repeat_interleave(self.sizes_R, output_size=num)
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
         given: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        given |= {name: value.to(device) for name, value in given.items() if isinstance(value, Tensor)}
-        return MicroBatch(**given)
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        if device.type == "cuda":
+            # From page-locked memory a copy waits for nothing, and nothing waits for it.
+            tensors = {name: value.pin_memory().to(device, non_blocking=True) for name, value in tensors.items()}
+        else:
+            tensors = {name: value.to(device) for name, value in tensors.items()}
+        return MicroBatch(**given | tensors)
 
 
 def micro_batches(rows: Sequence[TrainingRow], *, max_tokens: int, packing: str = "rows") -> list[MicroBatch]:
@@ -124,8 +133,9 @@ def _tree_of(rows: Sequence[TrainingRow], asked: Sequence[Ids], places: Sequence
         sees_BLL=torch.from_numpy(tree.sees_SS)[None, None],
         keep_K=torch.from_numpy(np.concatenate(kept)),
         targets_BK=batch.targets_BK[trained_BK][None],
-        temperatures_BK=batch.temperatures_BK[trained_BK][None],
+        temperatures_BK=None if batch.temperatures_BK is None else batch.temperatures_BK[trained_BK][None],
         loss_mask_BK=trained_BK[trained_BK][None],
+        trained_N=torch.arange(len(batch.weights_N)),
     )
 
 
@@ -149,17 +159,19 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
             return None
         return torch.from_numpy(np.concatenate([getattr(row, name)[row.loss_mask_T] for row in rows]))
 
-    # Each x_N is the rows' x_T, None where they have none, but for the weights, which are of rows.
-    names = [name for name in MicroBatch.__slots__ if name.endswith("_N") and name != "weights_N"]
+    # Each other x_N is the rows' x_T, None where they have none.
+    names = [name for name in MicroBatch.__slots__ if name.endswith("_N") and name not in ("weights_N", "trained_N")]
     of_trained: dict[str, Any] = {name: trained(name.removesuffix("N") + "T") for name in names}
     sizes = torch.from_numpy(mask.sum(axis=1))
     weights = torch.tensor([row.token_weight for row in rows], dtype=torch.float64).float()
+    temperatures_BK = kept(stack("temperatures_T", 1))
     return MicroBatch(
         input_ids_BL=torch.from_numpy(np.ascontiguousarray(ids[:, : int(targets[-1])])),
         keep_K=torch.from_numpy(targets - 1),
         targets_BK=kept(ids),
-        temperatures_BK=kept(stack("temperatures_T", 1)),
+        temperatures_BK=temperatures_BK if bool((temperatures_BK != 1.0).any()) else None,
         loss_mask_BK=kept(mask),
+        trained_N=kept(mask).flatten().nonzero()[:, 0],
         weights_N=weights.repeat_interleave(sizes),
         sizes_R=sizes,
         places=places,

@@ -17,7 +17,10 @@ from ..algorithm.recipe import Recipe
 from ..config import NOT_LEARNT, AlgorithmConfig, TrainerConfig
 from .config import History
 
-OF_THE_MACHINE = ("device", "dtype", "publish_dtype", "threads", "micro_batch_tokens", "micro_batch_logits")
+OF_THE_MACHINE = (
+    "device", "dtype", "publish_dtype", "deterministic", "threads", "micro_batch_tokens", "micro_batch_logits",
+    "recompute", "compile",
+)  # fmt: skip
 """Keys of `[trainer]` that change the order of sums, or their rounding, and nothing else."""
 
 

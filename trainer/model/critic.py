@@ -48,7 +48,7 @@ class Critic:
     def values(self, batch: MicroBatch) -> Tensor:
         """[N] V before each trained token."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._is_own):
-            hidden_ND = self.trunk.hidden(batch)[batch.loss_mask_BK].float()
+            hidden_ND = self.trunk.hidden(batch).flatten(0, 1)[batch.trained_N].float()
         return hidden_ND @ self._head["head.weight"] + self._head["head.bias"]
 
     def losses(self, batches: Iterable[MicroBatch], num_asked: int, clip: float | None) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ On failure: ConfigurationError names the folder and the remedy.
 from __future__ import annotations
 
 import logging
-import warnings
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -23,22 +23,32 @@ from tracegrad.schemas.errors import ConfigurationError
 from ..algorithm.logprobs import sampled_logprobs
 from ..batch.packing import MicroBatch
 from ..config import TrainerConfig
+from .adapters import merged_state, with_adapters
 from .hidden import last_hidden, require_trees
+from .layers import compile_layers, recompute_layers
 from .read_model import read_model
 
 _log = logging.getLogger(__name__)
 _HEAD = "lm_head.weight"
+_MARGIN = 0.05
+"""Of a shared GPU's memory: two CUDA contexts, and what their libraries take beyond what torch counts."""
 _SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 """Keys of models' configurations by which logits are multiplied, or divided: the same key either way."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def configure_torch(config: TrainerConfig, *, seed: int) -> torch.device:
-    """Threads, seed and determinism of this process; the device to train on.
+def configure_torch(config: TrainerConfig, *, seed: int, engine_share: float = 0.0) -> torch.device:
+    """Threads, seed and determinism of this process; the device to train on. Where an engine has a share of the GPU,
+    the trainer has the rest, less a margin: else the engine would find no memory when it is started again.
 
     Raises:
         ConfigurationError: torch does not see that GPU.
     """
+    # Rows of all lengths leave holes in segments of fixed sizes. This too is read once, when CUDA starts.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    if config.deterministic:
+        # cuBLAS sums in an order of its own where it has no fixed workspace; it reads this once, when CUDA starts.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(config.threads)
     torch.manual_seed(seed)
     num_gpus = torch.cuda.device_count()
@@ -48,10 +58,15 @@ def configure_torch(config: TrainerConfig, *, seed: int) -> torch.device:
             f"[trainer] device: expected one of the {num_gpus} GPUs that torch sees, got {config.device!r}: set it to "
             "'cpu' or another GPU; see nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda"
         )
-    if device.type == "cpu":
-        torch.use_deterministic_algorithms(True)
-        # Else each torch.empty is filled with NaN, to show reads of memory nobody wrote: a cost per tensor.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        torch.cuda.set_device(number := device.index or 0)
+        if engine_share:
+            torch.cuda.set_per_process_memory_fraction(max(_MARGIN, 1.0 - engine_share - _MARGIN), number)
+    is_deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
+    torch.use_deterministic_algorithms(is_deterministic)
+    # Else each torch.empty is filled with NaN, to show reads of memory nobody wrote: a cost per tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cuda.enable_cudnn_sdp(not is_deterministic)
     return device
 
 
@@ -72,7 +87,7 @@ class Policy:
 
     Where the model itself is float32 a master is the parameter; else the model holds the masters' rounding, which is
     also what engines serve: updates smaller than bfloat16's steps add up in the masters instead of vanishing.
-    Adapters are float32 and train unrounded; what engines get is their sum with the frozen weights, rounded. There the
+    So it is with adapters; what engines get is their sum with the frozen weights, rounded once more. There the
     difference between trainer and sampler is part of the ratio, which is against the sampler's own logprobs.
     """
 
@@ -154,10 +169,10 @@ class Policy:
         if length >= kept:
             return score(self.head(hidden_BKD), batch.targets_BK, batch.temperatures_BK)
 
-        def piece(hidden_BkD: Tensor, targets_Bk: Tensor, temperatures_Bk: Tensor) -> Tensor:
+        def piece(hidden_BkD: Tensor, targets_Bk: Tensor, temperatures_Bk: Tensor | None = None) -> Tensor:
             return score(self.head(hidden_BkD), targets_Bk, temperatures_Bk)
 
-        whole = (hidden_BKD, batch.targets_BK, batch.temperatures_BK)
+        whole = [hidden_BKD, batch.targets_BK, *([] if batch.temperatures_BK is None else [batch.temperatures_BK])]
         pieces = zip(*(torch.split(tensor, length, dim=1) for tensor in whole), strict=True)
         return torch.cat([checkpoint(piece, *part, use_reentrant=False) for part in pieces], dim=-1)
 
@@ -191,16 +206,40 @@ class Policy:
             master = self.masters[name]
             if master is parameter or parameter.grad is None:
                 continue
-            gradient = parameter.grad.float()
-            master.grad = gradient if master.grad is None else master.grad + gradient
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.add_(parameter.grad)
             parameter.grad = None
+
+    def drop_gradients(self) -> None:
+        """Of the model's parameters, which a broken-off pass left behind; the masters' are the optimiser's."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def recompute_layers(self) -> None:
+        """`layers.recompute_layers`, of this model."""
+        recompute_layers(self.causal)
+
+    def compile_layers(self, *, backend: Any = "inductor") -> bool:
+        """`layers.compile_layers`, of this model; a pass of two short rows is tried, backward too where it trains."""
+
+        def trial() -> None:
+            ids_BL = torch.arange(2, 18, device=self.device).reshape(2, 8)
+            logits_BKV = self.logits(ids_BL, ids_BL[0] - 2)
+            if self._parameters:
+                logits_BKV.sum().backward()  # type: ignore[no-untyped-call]
+
+        is_compiled = compile_layers(self.causal, trial, backend=backend)
+        self.drop_gradients()
+        return is_compiled
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Rounds the masters into the model, after they changed."""
-        for name, parameter in self._parameters.items():
-            if self.masters[name] is not parameter:
-                parameter.copy_(self.masters[name])
+        pairs = [(one, self.masters[name]) for name, one in self._parameters.items() if self.masters[name] is not one]
+        if pairs:
+            torch._foreach_copy_([one for one, _ in pairs], [master for _, master in pairs])
 
     @torch.no_grad()
     def approach(self, other: Policy, share: float) -> None:
@@ -228,7 +267,7 @@ class Policy:
         """Every tensor of a full model folder, by its Hugging Face name, on the CPU and contiguous."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        base, state = _merged_state(self._model)
+        base, state = merged_state(self._model)
         head = base.get_output_embeddings()
         if head is not None and _HEAD not in state and isinstance(head, torch.nn.Linear) and head.bias is None:
             state[_HEAD] = head.weight
@@ -244,23 +283,6 @@ class Policy:
             exported[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
             seen.add(tensor.data_ptr())
         return exported
-
-
-def _merged_state(model: Any) -> tuple[Any, dict[str, Tensor]]:
-    """The base model and its tensors, low-rank adapters added in float32 without touching the live weights."""
-    if not hasattr(model, "peft_config"):
-        return model, dict(model.state_dict())
-    from peft.tuners.lora.layer import LoraLayer
-
-    base = model.get_base_model()
-    state = {
-        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
-    }
-    layers: Any = {f"{name}.weight": module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
-    for name, layer in layers.items():
-        delta = layer.get_delta_weight("default")
-        state[name] = (state[name].float() + delta.float()).to(state[name].dtype)
-    return base, state
 
 
 def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_trained: bool = True) -> Policy:
@@ -279,11 +301,15 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_tr
             "float32; set dtype = 'float32' in [trainer] and [engine]"
         )
     if config.lora_rank is not None and is_trained:
-        model = _with_adapters(model, rank=config.lora_rank, alpha=config.lora_alpha)
+        model = with_adapters(model, rank=config.lora_rank, alpha=config.lora_alpha)
     policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))
     policy.match_head()
     if config.packing == "tree":
         require_trees(policy.causal)
+    if config.recompute == "layers" and is_trained:
+        policy.recompute_layers()
+    if config.compile == "auto" and device.type == "cuda":
+        policy.compile_layers()
     _log.info(
         "model loaded: %d of %d parameters train, published as %s, device=%s",
         sum(master.numel() for master in policy.masters.values()),
@@ -292,25 +318,3 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_tr
         device,
     )
     return policy
-
-
-def _with_adapters(model: Any, *, rank: int, alpha: int) -> Any:
-    import peft
-
-    if any("experts" in name.split(".") for name, _ in model.named_parameters()):
-        raise ConfigurationError(
-            "[trainer] lora_rank: expected a model without experts, got a mixture of experts "
-            f"({model.config.model_type}), whose stacked experts take no adapters that engines could load: leave "
-            "lora_rank out (every weight trains) or take a dense model"
-        )
-    adapters = peft.LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-    with warnings.catch_warnings():
-        # peft warns of tied embeddings although no adapter touches them; exports write the head out.
-        warnings.simplefilter("ignore")
-        return peft.get_peft_model(model, adapters).eval()
