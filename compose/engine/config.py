@@ -12,6 +12,10 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import Count, Device, File, Program, Section
 
+SHARED_GPU = 0.4
+"""Of its memory, for the engine: vLLM would take 0.9, but training takes ten times the weights' own bytes (a bfloat16
+weight and its gradient 2 each, its float32 master, gradient and two moments 4 each)."""
+
 
 class EngineConfig(Section, frozen=True, kw_only=True):
     """`[engine]`: vLLM, started by us or found under `url`."""
@@ -57,6 +61,10 @@ class EngineConfig(Section, frozen=True, kw_only=True):
             raise ConfigurationError("replicas: expected none beside url, whose engines somebody else starts")
         if self.token is not None and self.url is None:
             raise ConfigurationError("token: expected none, since there is no url; an engine that we start has its own")
+
+    def gpu_share(self, *, shares_gpu: bool) -> float | None:
+        """Of a GPU's memory, for vLLM on it; None: vLLM's own choice."""
+        return self.gpu_memory_utilization or (SHARED_GPU if shares_gpu else None)
 
     @property
     def urls(self) -> tuple[str, ...]:

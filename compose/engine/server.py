@@ -51,9 +51,6 @@ _CPU_BATCHED_TOKENS = 16384
 _CPU_KV_CACHE_BYTES = 128 << 20
 _MAX_NUM_SEQS = 128
 """Sequences decoded at once; `[engine] args` can say another number."""
-_SHARED_GPU = 0.4
-"""Of its memory, for the engine: vLLM would take 0.9, but training takes ten times the weights' own bytes (a bfloat16
-weight and its gradient 2 each, its float32 master, gradient and two moments 4 each)."""
 
 
 def probe(config: EngineConfig) -> bool:
@@ -112,7 +109,7 @@ def engine_argv(config: EngineConfig, handles: EngineHandles, *, is_cpu: bool) -
     kv_cache_bytes = config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if is_cpu else None)
     if kv_cache_bytes is not None:
         options.append(("--kv-cache-memory-bytes", kv_cache_bytes))
-    share = config.gpu_memory_utilization or (_SHARED_GPU if handles.shares_gpu else None)
+    share = config.gpu_share(shares_gpu=handles.shares_gpu)
     if share is not None and not is_cpu:
         options.append(("--gpu-memory-utilization", share))
     if is_cpu:

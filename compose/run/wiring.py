@@ -266,6 +266,7 @@ class Wiring:
             trains_captured=self.settings.select.train,
             is_synchronous=self.settings.pace.staleness == 0,
             history=self.run_dir.history,
+            engine_share=self._engine_share,
         )
 
     def weight_sync(self, ordinal: int = 0) -> WeightSyncHandles:
@@ -282,7 +283,6 @@ class Wiring:
 
     def engine(self, ordinal: int = 0) -> EngineHandles:
         """`serve engine --ordinal N`."""
-        gpu = _gpu_of(self.settings.engine.device)
         return EngineHandles(
             model=self.settings.policy.needed_model(),
             served_name=self.settings.policy.name,
@@ -292,8 +292,19 @@ class Wiring:
             port=port_of(self.endpoints.engine_urls[ordinal]),
             token=self.engine_token or "",
             ordinal=ordinal,
-            shares_gpu=gpu is not None and gpu + ordinal == _gpu_of(self.settings.trainer.device),
+            shares_gpu=self._shares_gpu(ordinal),
         )
+
+    def _shares_gpu(self, ordinal: int) -> bool:
+        gpu = _gpu_of(self.settings.engine.device)
+        return gpu is not None and gpu + ordinal == _gpu_of(self.settings.trainer.device)
+
+    @property
+    def _engine_share(self) -> float:
+        """What an engine of ours takes of the trainer's GPU."""
+        engine = self.settings.engine
+        is_shared = not engine.urls and any(map(self._shares_gpu, range(engine.replicas)))
+        return engine.gpu_share(shares_gpu=True) or 0.0 if is_shared else 0.0
 
 
 def upstream(config: UpstreamConfig, environ: Mapping[str, str]) -> Upstream:

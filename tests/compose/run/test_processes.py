@@ -20,6 +20,7 @@ from tracegrad.schemas.credentials import credential, engine_holder
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import Stage
 from tracegrad.streams.config import ServiceConfig, StreamsConfig
+from tracegrad.trainer.config import TrainerConfig
 
 
 def test_the_processes_of_a_training_run(tmp_path: Path) -> None:
@@ -53,6 +54,26 @@ def test_a_gateway_is_stopped_later_than_its_calls_may_take(tmp_path: Path) -> N
     """One that waits for an engine in its start takes all of that; to be killed as it ends by itself is no end."""
     found = {spec.name: spec for spec in specs(Wiring(prepare_run(SETTINGS, tmp_path)), for_training=True)}
     assert found["llm"].stop_timeout_s > GRACE_S
+
+
+@pytest.mark.parametrize(
+    ("trainer", "engine", "share"),
+    [
+        ("auto", {}, 0.4),
+        ("cuda", {"gpu_memory_utilization": 0.3}, 0.3),
+        ("cuda:1", {}, 0.0),
+        ("cuda:1", {"replicas": 2}, 0.4),
+        ("auto", {"device": "cpu"}, 0.0),
+        ("auto", {"url": "http://127.0.0.1:9"}, 0.0),
+    ],
+)
+def test_the_trainer_is_told_what_an_engine_takes_of_its_gpu(
+    trainer: str, engine: dict[str, Any], share: float, tmp_path: Path
+) -> None:
+    """What vLLM is told for that GPU; nothing where they are on different ones, or the engine is not ours."""
+    changes = {"trainer": TrainerConfig(device=trainer), "engine": EngineConfig(**engine)}
+    wiring = Wiring(prepare_run(msgspec.structs.replace(SETTINGS, **changes), tmp_path))
+    assert wiring.trainer().engine_share == share
 
 
 def test_a_run_may_be_without_its_page(tmp_path: Path) -> None:
