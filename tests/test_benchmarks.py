@@ -53,6 +53,19 @@ def test_head_benchmark_still_runs() -> None:
     assert bound == "1024" and float(gibibytes) > 0 and float(loss) != 0 and float(grad_norm) > 0
 
 
+@pytest.mark.timeout(300)
+def test_gpu_benchmark_still_runs() -> None:
+    """At small sizes on a CPU: it is as right as its plain loop, repeats itself, and measures each case."""
+    lines = ran("gpu", "--tiny", "--device", "cpu", "--only", "check,shared,store,bits,numerics", timeout_s=280)
+    told = [line.partition("] ")[2] for line in lines[1:]]
+    assert told[0].startswith("check: OK")
+    assert any(line.startswith("shared: plain loop ") for line in told)
+    assert [line for line in told if line.startswith("bits:")] == [
+        f"bits: float32, {what}: equal bits" for what in ("again", "with restores", "resumed by a new process")
+    ]
+    assert [line.split(":")[0] for line in told[-2:]] == ["numerics", "numerics"]
+
+
 def test_plain_math_benchmark_still_runs(tmp_path: Path) -> None:
     """One of two right, and one cut."""
 
