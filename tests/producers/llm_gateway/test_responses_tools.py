@@ -32,7 +32,6 @@ TOOLS: list[dict[str, Any]] = [
         "description": "d",
         "tools": [FUNCTION, {"type": "custom", "name": "note"}],
     },
-    {"type": "local_shell"},
     {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {"type": "object"}},
     {"type": "web_search", "external_web_access": True},
     {"type": "web_search_preview_2025_03_11"},
@@ -58,23 +57,10 @@ CALLS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"input": "x"},
         {"type": "custom_tool_call", "namespace": "agents", "name": "note", "input": "x"},
     ),
-    "local-shell": (
-        "local_shell",
-        {"command": ["ls", "-l"], "timeout_ms": 5},
-        {
-            "type": "local_shell_call",
-            "action": {"type": "exec", "env": {}, "command": ["ls", "-l"], "timeout_ms": 5},
-        },
-    ),
     "tool-search": (
         "tool_search",
         {"query": "notes"},
         {"type": "tool_search_call", "execution": "client", "arguments": {"query": "notes"}},
-    ),
-    "shell-without-command": (
-        "local_shell",
-        {"command": "ls"},
-        {"type": "function_call", "name": "local_shell", "arguments": '{"command": "ls"}'},
     ),
 }
 RESULTS = {"custom_tool_call": "custom_tool_call_output", "tool_search_call": "tool_search_output"}
@@ -89,10 +75,10 @@ def test_tools_of_all_kinds_are_functions_and_those_of_openai_are_left_out() -> 
     """Named and shaped as vLLM does; a grammar is told in words, for no other keeps to it."""
     request = read()
     tools = {tool.name: tool for tool in request.tools or ()}
-    assert [*tools] == ["spawn", "apply_patch", "agents__spawn", "agents__note", "local_shell", "tool_search"]
+    assert [*tools] == ["spawn", "apply_patch", "agents__spawn", "agents__note", "tool_search"]
     told, schema = tools["apply_patch"].description or "", tools["apply_patch"].parameters or {}
     assert told.startswith("Edits files.") and "lark" in told and "start: /.+/" in told
-    assert schema["required"] == ["input"] and tools["local_shell"].parameters is not None
+    assert schema["required"] == ["input"]
     assert request.left_out == ("web_search", "web_search_preview", "image_generation", "mcp", "tool_search")
     assert read(tools=[{"type": "web_search"}]).tools is None
 
@@ -139,13 +125,6 @@ def test_its_stream_put_together_is_the_item(name: str, arguments: dict[str, Any
 
 def test_what_the_history_holds_is_rendered() -> None:
     """Calls and results of every kind; what OpenAI ran is left out, also within an answer."""
-    shell: dict[str, Any] = {
-        "type": "exec",
-        "command": ["ls"],
-        "env": {},
-        "timeout_ms": None,
-        "working_directory": "/w",
-    }
     request = read(
         [
             {"role": "user", "content": "go"},
@@ -156,11 +135,9 @@ def test_what_the_history_holds_is_rendered() -> None:
                 "status": "completed",
                 "action": {"type": "search", "query": "x"},
             },
-            {"type": "local_shell_call", "id": "ls_1", "call_id": "c2", "status": "completed", "action": shell},
             {"type": "function_call", "call_id": "c3", "namespace": "agents", "name": "spawn", "arguments": "{}"},
             {"type": "tool_search_call", "call_id": "c4", "execution": "client", "arguments": {"query": "q"}},
             {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "done"}]},
-            {"type": "local_shell_call_output", "call_id": "c2", "output": "a.txt"},
             {"type": "function_call_output", "call_id": "c3", "output": "agent 1"},
             {"type": "tool_search_output", "call_id": "c4", "tools": [{**FUNCTION, "name": "found"}]},
         ]
@@ -168,13 +145,12 @@ def test_what_the_history_holds_is_rendered() -> None:
     _, turn, *results = request.messages
     assert [(call.name, json.loads(call.arguments)) for call in turn.tool_calls] == [
         ("apply_patch", {"input": "p"}),
-        ("local_shell", {"command": ["ls"], "working_directory": "/w"}),
         ("agents__spawn", {}),
         ("tool_search", {"query": "q"}),
     ]
-    assert [result.tool_call_id for result in results] == ["c1", "c2", "c3", "c4"]
-    assert [result.content for result in results[:3]] == ["done", "a.txt", "agent 1"]
-    assert json.loads(str(results[3].content))[0]["name"] == "found"
+    assert [result.tool_call_id for result in results] == ["c1", "c3", "c4"]
+    assert [result.content for result in results[:2]] == ["done", "agent 1"]
+    assert json.loads(str(results[2].content))[0]["name"] == "found"
     assert "web_search_call" in request.left_out and request.tool_forms["found"].kind == "function"
 
 

@@ -19,7 +19,7 @@ from ..chat_request import Message, OtherPart, TextPart
 from ..events import Recall
 from ..reading import assistant_turn, check_arguments, content_of, image_part, read_as
 from .item_ids import origin_of
-from .tools import SERVED_ITEMS, ReadTool, arguments_of, flat_name, read_tools
+from .tools import INPUT, SERVED_ITEMS, ReadTool, arguments_of, flat_name, read_tools
 
 
 class _InputText(msgspec.Struct, tag="input_text"):
@@ -64,12 +64,6 @@ class _CustomCall(msgspec.Struct, tag="custom_tool_call"):
     namespace: str | None = None
 
 
-class _ShellCall(msgspec.Struct, tag="local_shell_call"):
-    action: dict[str, Any]
-    call_id: str | None = None
-    id: str | None = None
-
-
 class _SearchCall(msgspec.Struct, tag="tool_search_call"):
     arguments: Any = None
     call_id: str | None = None
@@ -86,12 +80,6 @@ class _FunctionOutput(msgspec.Struct, tag="function_call_output"):
 class _CustomOutput(msgspec.Struct, tag="custom_tool_call_output"):
     call_id: str
     output: _Output
-
-
-class _ShellOutput(msgspec.Struct, tag="local_shell_call_output"):
-    output: str
-    call_id: str | None = None
-    id: str | None = None
 
 
 class _SearchOutput(msgspec.Struct, tag="tool_search_output"):
@@ -115,8 +103,8 @@ class _Reference(msgspec.Struct, tag="item_reference"):
     id: str
 
 
-_Call = _FunctionCall | _CustomCall | _ShellCall | _SearchCall
-_Result = _FunctionOutput | _CustomOutput | _ShellOutput | _SearchOutput
+_Call = _FunctionCall | _CustomCall | _SearchCall
+_Result = _FunctionOutput | _CustomOutput | _SearchOutput
 _Item = _Message | _Call | _Result | _Reasoning
 
 
@@ -148,7 +136,7 @@ class _Turn:
                 self._thoughts += [thought.text for thought in item.content or ()]
             case _Message():
                 self._said = _text(item.content)
-            case _FunctionCall() | _CustomCall() | _ShellCall() | _SearchCall():
+            case _FunctionCall() | _CustomCall() | _SearchCall():
                 self._calls.append(_call(item))
 
     def message(self) -> Message:
@@ -172,8 +160,6 @@ def messages_of(items: Sequence[Any], recall: Recall) -> Iterator[Message]:
                 yield Message(role=role, content=_content(item.content))
             case _FunctionOutput() | _CustomOutput():
                 yield Message(role="tool", tool_call_id=item.call_id, content=_content(item.output))
-            case _ShellOutput():
-                yield Message(role="tool", tool_call_id=item.call_id or item.id, content=item.output)
             case _SearchOutput():
                 found = msgspec.json.encode(item.tools).decode()
                 yield Message(role="tool", tool_call_id=item.call_id, content=found)
@@ -219,12 +205,9 @@ def _call(item: _Call) -> ToolCall:
             check_arguments(item.arguments)
             name, arguments = flat_name(item.name, item.namespace), item.arguments
         case _CustomCall():
-            name, arguments = flat_name(item.name, item.namespace), arguments_of("custom", item.input)
-        case _ShellCall():
-            name, arguments = "local_shell", arguments_of("local_shell", item.action)
-            return ToolCall(id=item.call_id or item.id or "", name=name, arguments=arguments)
+            name, arguments = flat_name(item.name, item.namespace), arguments_of({INPUT: item.input})
         case _SearchCall():
-            name, arguments = "tool_search", arguments_of("tool_search", item.arguments or {})
+            name, arguments = "tool_search", arguments_of(item.arguments or {})
     return ToolCall(id=item.call_id or "", name=name, arguments=arguments)
 
 

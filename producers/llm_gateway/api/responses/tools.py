@@ -9,7 +9,7 @@ tool has one argument, `input`. Invariant: a call that went out as an item comes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -28,20 +28,14 @@ SERVED_ITEMS = frozenset(
 )
 """What OpenAI ran itself for an earlier answer, in that answer's own words."""
 _SERVED = ("code_interpreter", "file_search", "image_generation", "mcp", "web_search", "web_search_preview")
-_INPUT = "input"
+INPUT = "input"
+"""The one argument of a custom tool's function."""
 _CUSTOM_SCHEMA = {
     "type": "object",
-    "properties": {_INPUT: {"type": "string", "description": "The tool's input, as free text."}},
-    "required": [_INPUT],
+    "properties": {INPUT: {"type": "string", "description": "The tool's input, as free text."}},
+    "required": [INPUT],
     "additionalProperties": False,
 }
-_SHELL = {
-    "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments."},
-    "working_directory": {"type": "string"},
-    "timeout_ms": {"type": "integer"},
-    "env": {"type": "object", "additionalProperties": {"type": "string"}},
-}
-_SHELL_SCHEMA = {"type": "object", "properties": _SHELL, "required": ["command"], "additionalProperties": False}
 
 
 class _Function(msgspec.Struct, tag="function"):
@@ -63,10 +57,6 @@ class _Custom(msgspec.Struct, tag="custom"):
     format: _Format | None = None
 
 
-class _Shell(msgspec.Struct, tag="local_shell"):
-    pass
-
-
 class _Search(msgspec.Struct, tag="tool_search"):
     parameters: dict[str, Any] | None = None
     description: str | None = None
@@ -79,7 +69,7 @@ class _Namespace(msgspec.Struct, tag="namespace"):
 
 
 class _Tools(msgspec.Struct):
-    tools: list[_Function | _Custom | _Shell | _Search | _Namespace]
+    tools: list[_Function | _Custom | _Search | _Namespace]
 
 
 class ReadTool(NamedTuple):
@@ -117,7 +107,7 @@ def _served(tool: Any) -> str | None:
     return next((name for name in reversed(_SERVED) if kind == name or kind.startswith(f"{name}_20")), None)
 
 
-def _read(tool: _Function | _Custom | _Shell | _Search, namespace: str | None = None) -> ReadTool:
+def _read(tool: _Function | _Custom | _Search, namespace: str | None = None) -> ReadTool:
     match tool:
         case _Function():
             schema, strict, kind = tool.parameters, tool.strict, "function"
@@ -125,9 +115,7 @@ def _read(tool: _Function | _Custom | _Shell | _Search, namespace: str | None = 
             schema, strict, kind = _CUSTOM_SCHEMA, None, "custom"
         case _Search():
             schema, strict, kind = tool.parameters, None, "tool_search"
-        case _Shell():
-            schema, strict, kind = _SHELL_SCHEMA, None, "local_shell"
-    name = kind if isinstance(tool, _Shell | _Search) else tool.name
+    name = kind if isinstance(tool, _Search) else tool.name
     made = Tool(name=flat_name(name, namespace), description=_told(tool), parameters=schema, is_strict=strict)
     return ReadTool(made, kind, name, namespace)
 
@@ -137,9 +125,7 @@ def flat_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
-def _told(tool: _Function | _Custom | _Shell | _Search) -> str | None:
-    if isinstance(tool, _Shell):
-        return "Runs a command in the user's shell."
+def _told(tool: _Function | _Custom | _Search) -> str | None:
     if isinstance(tool, _Custom) and tool.format is not None and tool.format.definition:
         grammar = f"The input follows this grammar ({tool.format.syntax or 'text'}):\n{tool.format.definition}"
         return "\n\n".join(filter(None, [tool.description, grammar]))
@@ -156,14 +142,12 @@ def call_item(call: ToolCall, tool: ReadTool | None) -> dict[str, Any]:
     arguments = _object(call.arguments)
     match tool.kind if tool is not None else "function":
         case "custom":
-            said = arguments.get(_INPUT) if arguments is not None and len(arguments) == 1 else None
+            said = arguments.get(INPUT) if arguments is not None and len(arguments) == 1 else None
             return head | {
                 "type": "custom_tool_call",
                 "name": name,
                 "input": said if isinstance(said, str) else call.arguments,
             }
-        case "local_shell" if arguments is not None and _is_command(arguments.get("command")):
-            return head | {"type": "local_shell_call", "action": {"type": "exec", "env": {}} | arguments}
         case "tool_search" if arguments is not None:
             return head | {"type": "tool_search_call", "execution": "client", "arguments": arguments}
     return head | {"type": "function_call", "name": name, "arguments": call.arguments}
@@ -177,31 +161,9 @@ def _object(arguments: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _is_command(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-def arguments_of(kind: str, said: Any) -> str:
-    """The arguments of a call that comes back in its own form.
-
-    Raises:
-        RequestError: they are no JSON.
-    """
-    match kind:
-        case "custom":
-            value: Any = {_INPUT: said}
-        case "local_shell":
-            value = dict(_said_of(said))
-        case _:
-            value = said
+def arguments_of(value: Any) -> str:
+    """The text of a call's arguments that come back as a value. Raises RequestError: no JSON can hold them."""
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
         raise RequestError("input: expected calls of whole characters, got half of one", param="input") from None
-
-
-def _said_of(action: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Without what the form adds."""
-    for name, value in action.items():
-        if name != "type" and value is not None and (name, value) != ("env", {}):
-            yield name, value
