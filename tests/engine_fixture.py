@@ -30,6 +30,7 @@ from tracegrad.compose.engine.failed_start import explain
 from tracegrad.compose.engine.server import engine_argv, engine_environment, probe
 from tracegrad.compose.loopback import answers
 from tracegrad.consumers.engine.engine_control import VllmControl
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.store.durable import describe_files
@@ -47,9 +48,7 @@ class RunningEngine:
         self.weight_root.mkdir(parents=True)
         self.log_path = folder / "engine.log"
         self.handles = EngineHandles(
-            model=str(model),
-            served_name="policy",
-            needs_tools=True,
+            policy=PolicyConfig(model=str(model)),
             work_dir=str(folder),
             port=free_port(),
             token=ENGINE_TOKEN,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import Count, Device, File, Program, Section
 
@@ -75,12 +76,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
     """One vLLM process of a run."""
 
-    model: str
-    """The folder it starts from: version 0's weights, whose names and shapes every later version must have."""
-    served_name: str
-    """What requests call the model."""
-    needs_tools: bool
-    """Refuse a model whose chat template ignores tools."""
+    policy: PolicyConfig
+    """Whose model it starts from: version 0's weights, whose names and shapes every later version must have."""
     work_dir: str
     """A folder of the run, where the plug-in is laid."""
     port: int
@@ -89,7 +86,5 @@ class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Whoever does not show it as a Bearer key gets 401."""
     ordinal: int = 0
     """Which of the run's engines it is: how many GPUs it lies behind the first one's."""
-    chat_template: str | None = None
-    """A file whose template is used instead of the model's."""
     shares_gpu: bool = False
     """The trainer trains on the GPU that it would run on."""

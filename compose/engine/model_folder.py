@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -18,16 +19,13 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _MARK = "tracegrad_probe"
 
 
-def check_model(
-    folder: str, *, needs_tools: bool, is_cpu: bool, max_model_len: int, chat_template: str | None = None
-) -> None:
-    """Raises ConfigurationError unless the folder holds a model that the engine can serve to the agent.
+def check_model(policy: PolicyConfig, *, is_cpu: bool, max_model_len: int) -> None:
+    """Raises ConfigurationError unless the policy's folder holds a model that the engine can serve to the agent.
 
     Args:
-        needs_tools: the agent calls tools, so the chat template must show them to the model.
         is_cpu: the engine is vLLM's CPU build, whose attention knows certain head sizes only.
-        chat_template: a file whose template is used instead of the folder's.
     """
+    folder, chat_template = policy.needed_model(), policy.chat_template
     path = Path(folder)
     if not path.is_dir():
         raise ConfigurationError(f"[policy] model: expected a folder, got nothing at {folder}")
@@ -46,7 +44,7 @@ def check_model(
             f"[policy] model: {folder} has no chat template, so chat messages cannot be shown to it; "
             "use its instruct variant or name a template by [policy] chat_template"
         )
-    if needs_tools:
+    if policy.tools:
         _check_tools(template, _special_tokens(path), folder if chat_template is None else chat_template)
 
 

@@ -19,6 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from tracegrad.consumers.engine import vllm_plugin
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import nearest
 
@@ -96,8 +97,8 @@ def engine_argv(config: EngineConfig, handles: EngineHandles, *, is_cpu: bool) -
     options: list[tuple[str, object]] = [
         ("--host", LOOPBACK),  # alone: the token goes over plain HTTP
         ("--port", handles.port),
-        ("--model", handles.model),
-        ("--served-model-name", handles.served_name),
+        ("--model", handles.policy.needed_model()),
+        ("--served-model-name", handles.policy.name),
         ("--max-model-len", config.max_model_len),
         ("--max-num-seqs", _MAX_NUM_SEQS),
         ("--dtype", config.dtype or ("float32" if is_cpu else "bfloat16")),
@@ -117,8 +118,8 @@ def engine_argv(config: EngineConfig, handles: EngineHandles, *, is_cpu: bool) -
         # The worker inside the engine core: one process, 0.6 GB and 9 s of start less (see engine_environment).
         options.append(("--distributed-executor-backend", "uni"))
         flags.append("--enforce-eager")
-    if handles.chat_template is not None:
-        options.append(("--chat-template", handles.chat_template))
+    if handles.policy.chat_template is not None:
+        options.append(("--chat-template", handles.policy.chat_template))
     if config.tool_call_parser:
         options.append(("--tool-call-parser", config.tool_call_parser))
         flags.append("--enable-auto-tool-choice")
@@ -174,22 +175,20 @@ def _gpu(config: EngineConfig, ordinal: int, visible: str) -> str:
     return names[number]
 
 
-def check_start(config: EngineConfig, *, model: str, needs_tools: bool, chat_template: str | None = None) -> bool:
-    """Whether the engine would run on the CPU. `chat_template`: a file whose template is used instead of the model's.
+def check_start(config: EngineConfig, policy: PolicyConfig) -> bool:
+    """Whether the engine would run on the CPU.
 
     Raises:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
     is_cpu = probe(config)
-    longest = config.max_model_len
-    check_model(model, needs_tools=needs_tools, is_cpu=is_cpu, max_model_len=longest, chat_template=chat_template)
+    check_model(policy, is_cpu=is_cpu, max_model_len=config.max_model_len)
     return is_cpu
 
 
 def engine_command(config: EngineConfig, handles: EngineHandles) -> tuple[list[str], dict[str, str]]:
     """The engine's argv and environment, once `check_start` has passed. Raises ConfigurationError."""
-    template = handles.chat_template
-    is_cpu = check_start(config, model=handles.model, needs_tools=handles.needs_tools, chat_template=template)
+    is_cpu = check_start(config, handles.policy)
     environment = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
     return engine_argv(config, handles, is_cpu=is_cpu), environment
 

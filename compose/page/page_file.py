@@ -40,7 +40,7 @@ _MARKED = frozenset(FOLDED) - {Topic.PROCESS_STATUS}
 class PageFile(msgspec.Struct, frozen=True, kw_only=True):
     """What lies in it."""
 
-    schema: Literal["page/1"] = "page/1"
+    schema: Literal["page/2"] = "page/2"
     run: RunHash
     mark: str
     """`mark_of` the topics; another one: something came since."""
@@ -72,7 +72,7 @@ def write_page_file(
             mark=mark,
             records=list(_records(board)),
             dead_letters=[(*what, num) for what, num in board.dead_letters.items()],
-            counts={topic: count._replace(per_s=None) for topic, count in board.counts.items()},
+            counts=board.counts,
             ends=board.ends,
         )
     try:

@@ -89,13 +89,10 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
     if policy.model is None:
         return
     if not urls:
-        template = policy.chat_template
-        check_start(settings.engine, model=policy.model, needs_tools=policy.tools, chat_template=template)
+        check_start(settings.engine, policy)
         return
     # What those engines run on, and how long a context it takes, was its owner's choice.
-    check_model(
-        policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1, chat_template=policy.chat_template
-    )
+    check_model(policy, is_cpu=False, max_model_len=1)
     plugin = install_plugin(str(run_dir.path)).parent
     for url in urls:
         wait_ready(url, say=say)

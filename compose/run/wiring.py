@@ -284,10 +284,7 @@ class Wiring:
     def engine(self, ordinal: int = 0) -> EngineHandles:
         """`serve engine --ordinal N`."""
         return EngineHandles(
-            model=self.settings.policy.needed_model(),
-            served_name=self.settings.policy.name,
-            needs_tools=self.settings.policy.tools,
-            chat_template=self.settings.policy.chat_template,
+            policy=self.settings.policy,
             work_dir=str(self.run_dir.path),
             port=port_of(self.endpoints.engine_urls[ordinal]),
             token=self.engine_token or "",

@@ -71,8 +71,6 @@ class TopicCount(NamedTuple):
 
     num: int
     """Records that it holds, or held before it was compacted."""
-    per_s: float | None
-    """Appended, between the last two looks."""
     lag: Mapping[Stage, int]
     """Of each stage that reads it: records not committed yet."""
 

@@ -18,7 +18,7 @@ from contextlib import closing
 from tracegrad.schemas.errors import TracegradError, UnavailableError
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, Offsets, TopicPartition
-from tracegrad.schemas.topics import Stage, Topic
+from tracegrad.schemas.topics import Topic
 
 from ..index.build import IndexProgress, catch_up
 from ..index.file import open_index
@@ -83,8 +83,7 @@ class BoardReader:
         """Measures, and waits until all that lay on the folded topics then is folded, or `stop` is set. False: it is
         not."""
         board, until = self._board, time.monotonic() + timeout_s
-        ends = _ends(board)
-        counts = _counts(ends, stage_lags(_log(board), board.topics, ends))
+        counts, ends = _measured(board)
         due = {
             TopicPartition(board.topics.name(topic), number): at.end
             for topic in FOLDED
@@ -135,18 +134,9 @@ class BoardReader:
     def _measure(self) -> None:
         """How the topics stand; also what tells that the broker answers."""
         board = self._board
-        before: dict[Topic, int] = {}
-        at = time.monotonic()
         while not self._stop.is_set():
             if board.is_watched:
-                ends = _ends(board)
-                lag = stage_lags(_log(board), board.topics, ends)
-                now = time.monotonic()
-                per_s = {
-                    topic: (_end(ends[topic]) - num) / (now - at) for topic, num in before.items() if topic in ends
-                }
-                counts = _counts(ends, lag, per_s)
-                before, at = {topic: _end(kept_of) for topic, kept_of in ends.items()}, now
+                counts, ends = _measured(board)
                 board.set_trouble("")
                 if counts != board.counts:
                     with board.lock:
@@ -202,20 +192,11 @@ def _ends(board: Board) -> dict[Topic, Mapping[int, Offsets]]:
     return found
 
 
-def _counts(
-    ends: Mapping[Topic, Mapping[int, Offsets]],
-    lag: Mapping[Topic, Mapping[Stage, int]],
-    per_s: Mapping[Topic, float] | None = None,
-) -> dict[Topic, TopicCount]:
+def _measured(board: Board) -> tuple[dict[Topic, TopicCount], dict[Topic, Mapping[int, Offsets]]]:
+    """How each topic stands; where its partitions begin and end."""
+    ends = _ends(board)
+    lag = stage_lags(_log(board), board.topics, ends)
     return {
-        topic: TopicCount(
-            num=sum(at.end - at.begin for at in kept.values()),
-            per_s=(per_s or {}).get(topic),
-            lag=lag.get(topic, {}),
-        )
+        topic: TopicCount(num=sum(at.end - at.begin for at in kept.values()), lag=lag.get(topic, {}))
         for topic, kept in ends.items()
-    }
-
-
-def _end(kept: Mapping[int, Offsets]) -> int:
-    return sum(at.end for at in kept.values())
+    }, ends

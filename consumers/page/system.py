@@ -46,7 +46,7 @@ def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
         dead = counts.get(Topic.DEAD_LETTERS)
         return {
             "rooms": [
-                (room, [one for one in processes if _is_of(one.name, names)], [(t, counts.get(t)) for t in topics])
+                (room, [one for one in processes if one.name.startswith(names)], [(t, counts.get(t)) for t in topics])
                 for room, names, topics in ROOMS
             ],
             "processes": processes,
@@ -55,10 +55,6 @@ def model(board: Board, _ask: ViewQuery) -> dict[str, Any]:
             "num_told": board.dead_letters.total(),
             "excluded": sorted(newest.accounting.excluded.items(), key=lambda item: -item[1]) if newest else [],
         }
-
-
-def _is_of(process: str, names: tuple[str, ...]) -> bool:
-    return any(process == name or process.startswith(f"{name}-") for name in names)
 
 
 VIEW = View("system", "System", "system.html", model)

@@ -26,9 +26,7 @@ from tracegrad.trainer.config import TrainerConfig
 
 def config_for(folder: Path, **fields: Any) -> tuple[EngineConfig, EngineHandles]:
     """`[engine]` and handles under a folder."""
-    handles = EngineHandles(
-        model=str(folder), served_name="policy", needs_tools=True, work_dir=str(folder), port=1234, token="secret"
-    )
+    handles = EngineHandles(policy=PolicyConfig(model=str(folder)), work_dir=str(folder), port=1234, token="secret")
     return EngineConfig(**fields), handles
 
 
@@ -59,7 +57,11 @@ def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: 
 def test_files_of_ones_own_are_named_to_vllm(tmp_path: Path) -> None:
     """What registers a tool parser, with its name; and a chat template: without one the model's own counts."""
     config, handles = config_for(tmp_path, tool_call_parser="own", tool_parser_plugin="parser.py")
-    argv = engine_argv(config, msgspec.structs.replace(handles, chat_template="own.jinja"), is_cpu=True)
+    argv = engine_argv(
+        config,
+        msgspec.structs.replace(handles, policy=PolicyConfig(model=str(tmp_path), chat_template="own.jinja")),
+        is_cpu=True,
+    )
     assert option(argv, "--tool-parser-plugin") == "parser.py"
     assert option(argv, "--tool-call-parser") == "own"
     assert option(argv, "--chat-template") == "own.jinja"
@@ -120,7 +122,7 @@ def test_a_chat_template_of_ones_own_reaches_engine_and_trainer(tmp_path: Path) 
     own = str(tmp_path / "own.jinja")
     settings = RunSettings(run="test", policy=PolicyConfig(model=str(tmp_path), chat_template=own))
     wiring = Wiring(prepare_run(settings, tmp_path / "test"))
-    assert wiring.engine().chat_template == wiring.trainer().chat_template == own
+    assert wiring.engine().policy.chat_template == wiring.trainer().chat_template == own
 
 
 @pytest.mark.parametrize(
@@ -220,9 +222,9 @@ class TestModelChecks:
         )
 
     @staticmethod
-    def check(folder: Path, **options: Any) -> None:
+    def check(folder: Path, *, is_cpu: bool = True, max_model_len: int = 2048, **options: Any) -> None:
         """With defaults."""
-        check_model(str(folder), **{"needs_tools": True, "is_cpu": True, "max_model_len": 2048, **options})
+        check_model(PolicyConfig(model=str(folder), **options), is_cpu=is_cpu, max_model_len=max_model_len)
 
     def test_sound_model_passes(self, folder: Path) -> None:
         """Tools, their calls and results show."""
@@ -248,7 +250,7 @@ class TestModelChecks:
         self.template(folder, template)
         with pytest.raises(ConfigurationError, match=words):
             self.check(folder)
-        self.check(folder, needs_tools=False)
+        self.check(folder, tools=False)
 
     def test_template_with_generation_tags_and_named_templates_are_understood(self, folder: Path) -> None:
         """As transformers reads them."""
