@@ -23,7 +23,7 @@ from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.log.signed import SignedLog
 from tracegrad.schemas.records.episodes import EPISODES
-from tracegrad.schemas.records.weights import WEIGHTS, Lineage, VersionManifest
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer.history.record import fold_record
 
@@ -46,11 +46,6 @@ def told(run_dir: RunDir) -> Told:
         log = wiring.log()
         topics = (Topic.EPISODES, Topic.TRANSITIONS, Topic.WEIGHTS, Topic.TRAINING_STEPS)
         return Told(*([one.value or b"" for one in read_to_end(log, wiring.topics.name(topic))] for topic in topics))
-
-
-def sha256_of(manifest: VersionManifest) -> str:
-    """Of a version's weights."""
-    return next(file.sha256 for file in manifest.files if file.name == WEIGHTS_FILE)
 
 
 @pytest.fixture
@@ -108,10 +103,11 @@ def check_equal(before: Told, after: Told, policy: str, newest: str | None) -> N
     lineage = Lineage(policy)
     for value in after.weights:
         lineage.fold(WEIGHTS.decode(value))
-    made = {number: sha256_of(manifest) for number, manifest in lineage.versions.items()}
+    made = {number: manifest.weights for number, manifest in lineage.versions.items()}
     assert {number: made.get(number) for number in wanted} == dict(wanted)
     assert newest is not None
     found = hashlib.sha256((Path(newest) / WEIGHTS_FILE).read_bytes()).hexdigest()
-    assert found == made[max(wanted)]
+    newest_file = made[max(wanted)]
+    assert newest_file is not None and found == newest_file.sha256
     closed_by = Counter(EPISODES.decode(value).closed_by for value in set(before.episodes))
     print(f"{len(order)} groups, episodes closed by {dict(closed_by)}, {len(wanted)} versions: all equal")
