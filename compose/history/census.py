@@ -110,9 +110,8 @@ class Census:
             for name, row in sorted(rows.items(), key=lambda row: -row[1].total())[:_MAX_SHOWN]:
                 counted = ", ".join(f"{num} {_COLUMNS.get(what, what)}" for what, num in row.items())
                 lines.append(f"    {reason_text(name) if table in _REASONS else name or '(no name)'}: {counted}")
-                if table == "refused" and name in self._refusals:
-                    lines.append(f"      the first: {self._refusals[name]}")
             lines += [f"    and {len(rows) - _MAX_SHOWN} more"] * (len(rows) > _MAX_SHOWN)
+        lines += [f"  the first item that is `{reason}`: {why}" for reason, why in self._refusals.items()]
         # Refused as they stand: what a tool takes is for who knows it to fill in.
         skeleton = {
             agent or "*": [{"type": "function", "function": {"name": tool, "parameters": []}} for tool in row]

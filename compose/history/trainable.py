@@ -48,14 +48,16 @@ def why_nothing_trains(into: Wiring) -> str:
         if (group := verdict.group) is None:
             groups[verdict.reason] += 1
             continue
-        reason = why_untrained(group, history.run)
+        reason, masks = why_untrained(group, history.run), [turn.masked for turn in group.turns.values()]
         if history.mode == "filter" and not reason:
             group = filtered(group, history.config)
         if not reason and any(row.loss_mask.any() for row in group.rows):
             return ""
-        groups[reason or (Reason.NO_TOKENS if group.rows else Reason.ALL_MEMBERS_EXCLUDED)] += 1
+        # A bound that excludes its members is no cause where not one of its calls could train.
+        is_masked = bool(masks) and not {"", Reason.TEXT.value} & {*masks}
+        groups[reason or (Reason.NO_TOKENS if group.rows or is_masked else Reason.ALL_MEMBERS_EXCLUDED)] += 1
         members.update(one.excluded for one in group.summary.members if one.excluded)
-        calls.update(turn.masked for turn in group.turns.values() if turn.masked)
+        calls.update(filter(None, masks))
     num_calls, num_episodes, alone = _recorded(into, policy)
     if not groups:
         groups, members = Counter({Reason.ALL_MEMBERS_EXCLUDED.value: 1}), alone

@@ -31,12 +31,20 @@ SETTINGS = RunSettings(
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceRun, dict[str, MemoryLog]]:
     """A run `test` with three groups in a folder; the logs of runs by name."""
+    return recorded(tmp_path, monkeypatch)
+
+
+def recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_labelled: bool = True
+) -> tuple[SourceRun, dict[str, MemoryLog]]:
+    """The same; `is_labelled`: its calls name the version that sampled them, without which none trains."""
     run_dir = prepare_run(SETTINGS, tmp_path / "test")
     source = SourceRun(Wiring(run_dir).stream_rules())
     for number in range(3):
         key = f"{number:x}e" * 16
         rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
-        calls = conversation((f"a{number}", True), key=key, versions=(sampled_by(3, run=run_dir.record.hash),))
+        versions = (sampled_by(3, run=run_dir.record.hash),) if is_labelled else ()
+        calls = conversation((f"a{number}", True), key=key, versions=versions)
         source.live([*calls, rating], Random(number), pause_s=1.0)
     logs = {"test": source.past()}
     hold_in_memory(logs, monkeypatch)

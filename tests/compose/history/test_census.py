@@ -122,7 +122,7 @@ def test_a_dry_run_of_files_shows_it_and_writes_nothing(
     assert "4 spans in 2 traces" in told
     assert "m: 2 models' spans, 1 with prompt and answer, 1 with tools" in told
     assert "undecodable: " in told and told.endswith("nothing was written\n")
-    assert "the first: a.json, item 3: expected" in told, "where a user looks for it"
+    assert "the first item that is `undecodable`: a.json, item 3: expected" in told, "where a user looks for it"
     found = json.loads(look("--dry-run", "--json").splitlines()[-1])
     assert (found["kind"], found["requests"], found["spans"]) == ("census", 4, 4)
     monkeypatch.setattr(module, "_LOOK_S", -1.0)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.compose.history.in_memory import Told
-from tests.compose.history.replaying import SETTINGS
+from tests.compose.history.replaying import SETTINGS, recorded
 from tests.compose.history.replaying import runs as runs
 from tests.consumers.history.source_run import SourceRun
 from tests.memory_log import MemoryLog
@@ -166,6 +166,16 @@ def test_a_replay_with_nothing_to_train_says_why_and_starts_no_trainer(
         "[replay] bound, and the run trains by `filter`. Lower the bound: --set replay.bound=0.5"
     )
     assert not any((tmp_path / "again" / "weights").glob("*"))
+
+
+def test_a_bound_is_no_cause_where_no_call_could_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To lower it would not help; what ails the calls is told."""
+    recorded(tmp_path, monkeypatch, is_labelled=False)
+    monkeypatch.setattr(history, "with_start_model", lambda policy, *_: policy)
+    named = {"policy": PolicyConfig(model="/somewhere"), "replay": ReplayConfig(bound=1.5)}
+    status, told = replayed(tmp_path, {"mode": "filter"}, **named)
+    assert status == 1 and "Lower the bound" not in told.lines[-1]
+    assert "100% of groups `no_tokens`, 100% of their masked calls `" in told.lines[-1]
 
 
 def test_a_replay_whose_conversations_nobody_groups_says_so(
