@@ -107,7 +107,7 @@ def main() -> None:
         "encode": lambda: encode_group(summary, rows),
         "judge": lambda: judge(record, limits),
         "rows": lambda: training_rows([group], recipe),
-        "batches": lambda: micro_batches(ready, max_tokens=16384),
+        "batches": lambda: [*micro_batches(ready, max_tokens=16384)],
     }
     print(f"{num_tokens} tokens, {len(value)} bytes")
     for name, step in steps.items():

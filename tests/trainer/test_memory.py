@@ -119,6 +119,16 @@ def test_a_pass_without_gradient_begins_again_too(untied: Path) -> None:
         assert np.array_equal(mine, other)
 
 
+@pytest.mark.parametrize("recompute", ["auto", "none"])
+def test_a_row_too_long_for_a_pass_without_gradient_is_told_as_any_other(untied: Path, recompute: str) -> None:
+    """To compute layers again would free nothing there, and is not tried."""
+    learner = learner_of(untied, recompute=recompute)
+    Memory(learner.policy, 2)
+    with pytest.raises(ConfigurationError, match=r"max_row_tokens: expected rows that a pass has memory for, got one"):
+        learner.logprobs_of(ROWS)
+    assert not learner._size.tensors() or not learner._size._recomputes
+
+
 def test_the_size_in_force_is_in_the_checkpoint(untied: Path) -> None:
     """A resumed trainer does not run out again; settings that say another size are obeyed."""
     learner = learner_of(untied, **SIZES)

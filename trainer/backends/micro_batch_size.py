@@ -80,7 +80,7 @@ class MicroBatchSize:
             self.tokens = min(self.tokens, num * longest) // 2
             _log.warning("out of memory: micro-batches of %d tokens from here on (%s)", self.tokens, told)
             return
-        if self._config.recompute == "auto" and not self._recomputes:
+        if self._config.recompute == "auto" and not self._recomputes and torch.is_grad_enabled():
             self._recompute()
             _log.warning("out of memory at a row of %d tokens: layers are now computed again (%s)", longest, told)
             return
@@ -104,7 +104,8 @@ class MicroBatchSize:
         try:
             limit = self._config.micro_batch_logits
             logprobs_BK = self._models[0].logprobs(batch.to(self._device), max_logits=limit)
-            logprobs_BK.sum().backward()  # type: ignore[no-untyped-call]
+            if torch.is_grad_enabled():
+                logprobs_BK.sum().backward()  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError:
             fits = False
         self._clear()

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tracegrad.schemas.beat import busy
+
 from ..algorithm.form import log_ratios
 from ..algorithm.level import unit_means
 from ..algorithm.recipe import Recipe
@@ -30,7 +32,8 @@ def accumulate(losses: Iterable[Tensor], policy: Policy) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
         policy.collect_gradients()
         told.append(loss.detach())
-    values: list[float] = torch.stack(told).tolist() if told else []
+    with busy("the end of a pass"):
+        values: list[float] = torch.stack(told).tolist() if told else []
     # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
     return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
 

@@ -71,6 +71,7 @@ class SingleLearner:
         self._optimisers = [self._optimiser, *([critic.optimiser] if critic is not None else [])]
         self._models = [*dict.fromkeys([policy, *([critic.trunk] if critic is not None else [])])]
         self._size = MicroBatchSize(config, self._models, self._optimisers)
+        self.micro_batches = self._size.micro_batches
         self._copies: dict[str, Tensor] = {}
 
     @property
@@ -116,7 +117,9 @@ class SingleLearner:
         return result
 
     def _step(self, updates: Sequence[Sequence[TrainingRow]], version: int, step: int) -> StepResult:
-        trained = [self._trained(rows) for rows in updates]
+        # Those that have a gradient.
+        takes_all = "all_rows" in self.recipe.needs
+        trained = [[row for row in rows if takes_all or row.has_advantage] for rows in updates]
         if not any(trained):
             return skipped_as(Reason.NO_ADVANTAGE if any(updates) else Reason.NO_TOKENS)
         # What stops or fails in a later update is undone as a whole.
@@ -146,10 +149,6 @@ class SingleLearner:
                 if made[-1].skipped:
                     break
         return made[-1] if made[-1].skipped == STOPPED else result_of(made, figures)
-
-    def _trained(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
-        """Those that have a gradient."""
-        return [row for row in rows if "all_rows" in self.recipe.needs or row.has_advantage]
 
     def _update(
         self,
@@ -242,10 +241,6 @@ class SingleLearner:
             yield term
 
     # forward passes
-
-    def micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[MicroBatch]:
-        """`MicroBatchSize.micro_batches`."""
-        return self._size.micro_batches(rows)
 
     def logprobs(self, batch: MicroBatch, policy: Policy | None = None) -> Tensor:
         """[N] of its trained tokens under the present weights, or another policy's."""
@@ -340,7 +335,8 @@ def load_learner(
     config: TrainerConfig, recipe: Recipe, handles: TrainerHandles, *, is_told_to_stop: Callable[[], bool]
 ) -> SingleLearner:
     """The start model, with what the recipe asks besides. Raises ConfigurationError."""
-    device = configure_torch(config, seed=handles.seed, engine_share=handles.engine_share)
+    # Beside the trainer of a replay no engine is started.
+    device = configure_torch(config, seed=handles.seed, engine_share=0.0 if handles.history else handles.engine_share)
     needs, moves = "reference" in recipe.needs, recipe.kl_to == "moving"
     reference = load_policy(config, handles.model, device, is_trained=moves) if needs else None
     policy = load_policy(config, handles.model, device)

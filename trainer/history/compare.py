@@ -19,7 +19,7 @@ from .config import History
 
 OF_THE_MACHINE = (
     "device", "dtype", "publish_dtype", "deterministic", "threads", "micro_batch_tokens", "micro_batch_logits",
-    "recompute", "compile",
+    "packing", "recompute", "compile",
 )  # fmt: skip
 """Keys of `[trainer]` that change the order of sums, or their rounding, and nothing else."""
 

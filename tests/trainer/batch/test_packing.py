@@ -113,11 +113,11 @@ def test_order_of_rows_changes_no_gradient(policy: Policy) -> None:
 def test_rows_do_not_see_each_other(policy: Policy) -> None:
     """A row's logprobs are the same whatever stands beside it, and what follows it in its own line."""
     rows = sorted(rows_of(2), key=lambda row: -len(row.token_ids_T))
-    together = micro_batches(rows, max_tokens=4096)[0]
+    together = next(micro_batches(rows, max_tokens=4096))
     with torch.no_grad():
         beside = logprobs_of(policy, together)
         for number, row in enumerate(rows):
-            alone = micro_batches([row], max_tokens=1)[0]
+            (alone,) = micro_batches([row], max_tokens=1)
             expected = logprobs_of(policy, alone)[alone.loss_mask_BK]
             torch.testing.assert_close(beside[number][together.loss_mask_BK[number]], expected, atol=1e-5, rtol=1e-5)
         noisy = together.input_ids_BL.clone()
@@ -130,7 +130,7 @@ def test_bounds_hold_unless_a_row_is_alone() -> None:
     """Padded tokens per forward pass."""
     rows = rows_of(4)
     for max_tokens in (64, 4096, 1):
-        batches = micro_batches(rows, max_tokens=max_tokens)
+        batches = [*micro_batches(rows, max_tokens=max_tokens)]
         for batch in batches:
             count, length = batch.input_ids_BL.shape
             assert count == 1 or count * length <= max_tokens

@@ -80,7 +80,7 @@ def test_shared_beginnings_count_once_against_the_bound_and_each_row_is_in_one_t
     (all_,) = micro_batches(rows, max_tokens=whole, packing="tree")
     assert all_.input_ids_BL.numel() < whole
     for max_tokens in (1, 64, all_.input_ids_BL.numel()):
-        batches = micro_batches(rows, max_tokens=max_tokens, packing="tree")
+        batches = [*micro_batches(rows, max_tokens=max_tokens, packing="tree")]
         assert sorted(place for batch in batches for place in batch.places) == list(range(len(rows)))
         for batch in batches:
             assert batch.input_ids_BL.numel() <= max_tokens or len(batch.places) == 1

@@ -13,7 +13,11 @@ pytest.importorskip("torch")
 import torch
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.trainer.config import TrainerConfig
+from tracegrad.schemas.ids import RunHash
+from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
+from tracegrad.trainer.backends import single
+from tracegrad.trainer.config import TrainerConfig, TrainerHandles
+from tracegrad.trainer.history.config import History
 from tracegrad.trainer.model.policy import configure_torch
 
 pytestmark = pytest.mark.torch
@@ -78,6 +82,28 @@ def test_the_trainer_computes_on_its_gpu_and_leaves_the_engine_its_share(
     configure_torch(TrainerConfig(device=device), seed=0, engine_share=0.4)
     assert gpus[1:] == [("set_device", (number,)), ("set_per_process_memory_fraction", (pytest.approx(0.55), number))]
     assert os.environ[SEGMENTS] == "expandable_segments:True"
+
+
+_RUN = RunHash("7c1f3e9a")
+
+
+@pytest.mark.parametrize(("history", "share"), [(None, 0.4), (History(run=_RUN, mode="offline", end_offset=1), 0.0)])
+def test_the_trainer_of_a_replay_has_its_gpu_to_itself(
+    history: History | None, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No engine is started beside it."""
+    told = []
+
+    def configured(*_: Any, **given: Any) -> None:
+        told.append(given["engine_share"])
+        raise ConfigurationError("seen")
+
+    monkeypatch.setattr(single, "configure_torch", configured)
+    given: Any = {"history": history, "engine_share": share or 0.4}
+    handles = TrainerHandles(run_hash=_RUN, policy="policy", model="", work_dir="", seed=0, **given)
+    with pytest.raises(ConfigurationError, match="seen"):
+        single.load_learner(TrainerConfig(), RECIPES[DEFAULT].recipe, handles, is_told_to_stop=lambda: False)
+    assert told == [share]
 
 
 def test_a_gpu_of_its_own_is_the_trainers_whole(gpus: list[tuple[str, Any]]) -> None:
