@@ -310,9 +310,10 @@ def store() -> None:
         run_hash=RUN, policy="policy", model=str(WORK / "model-0.5B"), work_dir=str(folder), seed=0
     )
     progress = Progress(CheckpointState(policy="policy", run=RUN, step=1, version=1))
+    publisher = Publisher(handles, keep=1, is_held=lambda _: False)
     for what, work in (
         ("checkpoints", lambda: Checkpoints(folder / "checkpoints", keep=1).save(progress, learner.tensors())),
-        ("weights", lambda: Publisher(handles, keep=1, is_held=lambda _: False).write(learner, progress, epoch=1)),
+        ("weights", lambda: publisher.write(publisher.snapshot(learner, progress, epoch=1))),
     ):
         began = wait()
         work()
