@@ -267,7 +267,7 @@ def profile(case: str, learner: SingleLearner, rows: Sequence[TrainingRow]) -> N
     events = seen.key_averages()
     busy = sum(one.self_device_time_total for one in events) / 1e6
     waits = sum(one.count for one in events if "Synchronize" in one.key or one.key == "aten::_local_scalar_dense")
-    num = len(micro_batches(rows, max_tokens=learner._size.tokens))
+    num = sum(1 for _ in micro_batches(rows, max_tokens=learner._size.tokens))
     by_time = sorted(events, key=lambda one: -(one.self_device_time_total if CUDA else one.self_cpu_time_total))[:6]
     kernels = ", ".join(f"{one.key[:40]} x {one.count}" for one in by_time)
     say(case, f"profile: device busy {busy / took:.0%}, {waits / num:.1f} waits a micro-batch; most time in {kernels}",
