@@ -129,17 +129,18 @@ def consumed_once(log: MemoryLog) -> None:
     assert audited(log) == []
 
 
-@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("lr", [5e-4, 1e-3], ids=["equal", "unequal"])
-@pytest.mark.parametrize("seam", SEAMS)
+@pytest.mark.parametrize(
+    ("seam", "every"),
+    # With a checkpoint each third step, step 2 has none of which half could be written.
+    [(seam, every) for seam in SEAMS for every in (1, 3) if (seam, every) != ("half a file", 3)],
+)
 def test_killed_while_it_stores_it_goes_on_and_trains_each_group_once(
     seam: str, lr: float, every: int, undisturbed: MemoryLog, untied: Path, tmp_path: Path
 ) -> None:
     """With the weights of a run that nobody killed, or, where the replay learns otherwise, under other numbers."""
     log, point = new_log(), SEAMS[seam]
     given = settings(untied, tmp_path, checkpoint_every=every)
-    if seam == "half a file" and every == 3:
-        pytest.skip("step 2 has no checkpoint")
     if len(point) == 4:
         with killed_in(point[0], point[1], call=point[2], is_after=point[3]):
             train(log, given, overlaps=True)
