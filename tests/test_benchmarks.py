@@ -149,7 +149,11 @@ def test_recipes_benchmark_goes_on_until_the_tokens_are_trained(
     made = results_of(fold_all(new_state(), small_run(), RESULTS_TOPICS), run="test")
     asked: list[tuple[int, bool]] = []
 
-    def train(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    real = subprocess.run
+
+    def train(command: list[str], **asked_of: Any) -> Any:
+        if "--steps" not in command:  # the chart's library looks for fonts
+            return real(command, **asked_of)
         given = dict(itertools.pairwise(command))
         steps = int(given["--steps"])
         asked.append((steps, "--set=algorithm.rows=transitions" in command))
