@@ -90,8 +90,10 @@ def _entropies(groups: Sequence[Group]) -> dict[str, Any]:
 def _staleness(rows: Sequence[TrainingRow], by_version: Mapping[int, int]) -> dict[str, Any]:
     """Over trained tokens, where their versions can be compared with that of the step."""
     versions = [row.versions_T[row.loss_mask_T] for row in rows] if by_version else []
-    ages = [by_version[int(version)] for version in np.concatenate(versions)] if versions else [0]
-    return {"staleness_mean": fmean(ages), "staleness_max": max(ages, default=0)}
+    numbers, counts = np.unique(np.concatenate(versions or [[]]), return_counts=True)
+    ages = np.array([by_version[int(number)] for number in numbers], np.int64)
+    mean = float(ages @ counts) / max(1, int(counts.sum()))
+    return {"staleness_mean": mean, "staleness_max": int(ages.max(initial=0))}
 
 
 def _lengths(groups: Sequence[Group], rows: Sequence[TrainingRow]) -> dict[str, Any]:

@@ -38,10 +38,8 @@ class MicroBatch:
     targets_BK: Tensor
     temperatures_BK: Tensor | None
     """None where all are 1."""
-    loss_mask_BK: Tensor
-    """Where the N trained tokens are."""
     trained_N: Tensor
-    """The same as indices of [B * K], so that no device is asked how many there are."""
+    """Where the trained tokens are, as indices of [B * K], so that no device is asked how many there are."""
     sampler_logprobs_N: Tensor
     advantages_N: Tensor
     weights_N: Tensor
@@ -125,17 +123,16 @@ def _tree_of(rows: Sequence[TrainingRow], asked: Sequence[Ids], places: Sequence
     tree = prefix_tree([asked[place] for place in places])
     kept = [own_T[np.flatnonzero(row.loss_mask_T) - 1] for row, own_T in zip(own, tree.places, strict=True)]
     # The head looks at trained tokens alone, which lie in one line.
-    trained_BK = batch.loss_mask_BK
+    trained_N, heat_BK = batch.trained_N, batch.temperatures_BK
     return replace(
         batch,
         input_ids_BL=torch.from_numpy(tree.ids_S)[None],
         depths_BL=torch.from_numpy(tree.depths_S)[None],
         sees_BLL=torch.from_numpy(tree.sees_SS)[None, None],
         keep_K=torch.from_numpy(np.concatenate(kept)),
-        targets_BK=batch.targets_BK[trained_BK][None],
-        temperatures_BK=None if batch.temperatures_BK is None else batch.temperatures_BK[trained_BK][None],
-        loss_mask_BK=trained_BK[trained_BK][None],
-        trained_N=torch.arange(len(batch.weights_N)),
+        targets_BK=batch.targets_BK.flatten()[trained_N][None],
+        temperatures_BK=None if heat_BK is None else heat_BK.flatten()[trained_N][None],
+        trained_N=torch.arange(len(trained_N)),
     )
 
 
@@ -170,7 +167,6 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
         keep_K=torch.from_numpy(targets - 1),
         targets_BK=kept(ids),
         temperatures_BK=temperatures_BK if bool((temperatures_BK != 1.0).any()) else None,
-        loss_mask_BK=kept(mask),
         trained_N=kept(mask).flatten().nonzero()[:, 0],
         weights_N=weights.repeat_interleave(sizes),
         sizes_R=sizes,

@@ -49,7 +49,7 @@ def gradients(policy: Policy, rows: list[TrainingRow], *, max_tokens: int) -> tu
     for batch in micro_batches(rows, max_tokens=max_tokens):
         term = loss_of(
             RECIPES[DEFAULT].recipe,
-            logprobs_N=logprobs_of(policy, batch)[batch.loss_mask_BK],
+            logprobs_N=logprobs_of(policy, batch).flatten()[batch.trained_N],
             sampler_logprobs_N=batch.sampler_logprobs_N,
             advantages_N=batch.advantages_N,
             weights_N=batch.weights_N,
@@ -116,10 +116,11 @@ def test_rows_do_not_see_each_other(policy: Policy) -> None:
     together = next(micro_batches(rows, max_tokens=4096))
     with torch.no_grad():
         beside = logprobs_of(policy, together)
+        trained = beside.flatten()[together.trained_N].split(together.sizes_R.tolist())
         for number, row in enumerate(rows):
             (alone,) = micro_batches([row], max_tokens=1)
-            expected = logprobs_of(policy, alone)[alone.loss_mask_BK]
-            torch.testing.assert_close(beside[number][together.loss_mask_BK[number]], expected, atol=1e-5, rtol=1e-5)
+            expected = logprobs_of(policy, alone).flatten()[alone.trained_N]
+            torch.testing.assert_close(trained[number], expected, atol=1e-5, rtol=1e-5)
         noisy = together.input_ids_BL.clone()
         noisy[1:] = torch.randint(0, VOCABULARY, noisy[1:].shape)
         logits = policy.logits(noisy, together.keep_K)
@@ -135,4 +136,4 @@ def test_bounds_hold_unless_a_row_is_alone() -> None:
             count, length = batch.input_ids_BL.shape
             assert count == 1 or count * length <= max_tokens
         assert sum(len(batch.input_ids_BL) for batch in batches) == len(rows)
-        assert sum(int(batch.loss_mask_BK.sum()) for batch in batches) == sum(int(r.loss_mask_T.sum()) for r in rows)
+        assert sum(len(batch.trained_N) for batch in batches) == sum(int(r.loss_mask_T.sum()) for r in rows)
