@@ -17,7 +17,8 @@ def staleness(sampled_by: int, present: int, manifests: Mapping[int, VersionMani
 
     It is the number of steps that led to a version after the one behind `sampled_by` and not after the one behind
     `present`; a rollback, which no step led to, counts as one too. A version ahead of `present` is not old: 0. Where
-    `manifests`, by number, lack one of both, it is the difference of their numbers.
+    `manifests`, by number, lack one of both, it is the difference of their numbers. A rollback that a kill undid, and
+    that was done again, counts twice: so such a token is older here than it is, never younger.
 
     Example: steps 2 and 3 were done again after a kill, with other weights, and the run was rolled back to version 1.
 

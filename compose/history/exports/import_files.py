@@ -42,6 +42,8 @@ _TARGET_BYTES = 1_000_000
 _WINDOW_RECORDS, _WINDOW_BYTES = 500, 8 * 1024 * 1024
 """Gathered before they are appended and awaited."""
 _ACK_S = 60.0
+_UNKNOWN = "an unknown number of"
+"""Of a packed file that is cut off: nobody knows what was behind."""
 _MAX_TOLD = 20
 
 
@@ -68,7 +70,7 @@ class ImportProgress(msgspec.Struct, kw_only=True):
         """One line."""
         num = {what: self.counts.get(what, 0) for what in ("requests", "spans", "log_records", "lost_bytes")}
         at = f"{self.place.file}, item {self.place.item}" if self.place is not None else "no file"
-        lost = f"; {num['lost_bytes']} bytes lost" if num["lost_bytes"] else ""
+        lost = f"; {num['lost_bytes'] or _UNKNOWN} bytes lost" if self.told else ""
         told = f"{num['requests']} requests, {num['spans']} spans, {num['log_records']} log records"
         return f"{told}, up to {at}{lost}"
 
@@ -236,7 +238,7 @@ class _Import:
         """By reference."""
         self._count(lost.reason)
         self._count("lost_bytes", lost.num_bytes)
-        detail = f"{item.place.file}, item {item.place.item}: {lost.num_bytes} bytes lost: {lost.why}"
+        detail = f"{item.place.file}, item {item.place.item}: {lost.num_bytes or _UNKNOWN} bytes lost: {lost.why}"
         if len(self.progress.told) < _MAX_TOLD:
             self.progress.told.append(detail)
         origin = Record(topic=self.topics.name(item.signal.topic), partition=-1, offset=-1, key=None, value=None)

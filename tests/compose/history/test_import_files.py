@@ -275,3 +275,13 @@ def test_how_far_times_go_back_is_kept(tmp_path: Path, source: Path) -> None:
         (file := tmp_path / f"{name}.json").write_bytes(json_lines([*map(spans, numbers), no_time]))
         done = import_files(list_files(str(file)), source / name, new_log(), TOPICS)
         assert done.behind_ms == behind_s * 1_000
+
+
+def test_what_was_behind_a_packed_files_cut_is_told_as_unknown(tmp_path: Path, source: Path) -> None:
+    """Where and at the end: nothing of what is there says how much that was."""
+    (folder := tmp_path / "cut").mkdir()
+    (folder / "spans.json.gz").write_bytes(gzip.compress(json_lines([spans(0), spans(1)]))[:-8])
+    progress = imported(folder, source, new_log(), TOPICS)
+    assert progress.counts["requests"] == 2 and progress.counts["lost_bytes"] == 0
+    assert "an unknown number of bytes lost: expected a whole packed file" in progress.told[0]
+    assert progress.text.endswith("; an unknown number of bytes lost")
