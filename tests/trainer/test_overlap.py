@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.memory_log import MemoryLog
-from tests.trainer.material import group_bytes
+from tests.trainer.material import append_groups, group_bytes
 from tests.trainer.run_loop import (
     WEIGHTS_TOPIC,
     Killed,
@@ -31,9 +31,11 @@ from tests.trainer.run_loop import (
     stopped_after,
     train,
 )
+from tests.versions import RUN
 from tracegrad.schemas.beat import Beat, kept
+from tracegrad.schemas.errors import FencedError
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
-from tracegrad.schemas.records.weights import WEIGHTS, VersionManifest
+from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer import loop
 from tracegrad.trainer.store import checkpoint, snapshot
@@ -284,6 +286,24 @@ def test_on_a_cpu_or_where_each_batch_waits_nothing_overlaps(
     )
     none: Any = None
     assert Store(versions, none, none, None).overlaps is expected
+
+
+def test_a_step_whose_files_were_written_after_another_trainers_claim_is_not_told(
+    untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no version's manifest, which is read back, stands before its record."""
+    log, finish = new_log(), Store.finish
+
+    def overtaken(self: Store, *, waits: bool = True) -> None:
+        if self._writing is not None and self.state.step == 2:
+            claim = EpochClaim(policy="policy", run=RUN, epoch=9, trainer_id="another")
+            append_groups(log, WEIGHTS_TOPIC, [WEIGHTS.encode(claim)])
+        finish(self, waits=waits)
+
+    monkeypatch.setattr(Store, "finish", overtaken)
+    with pytest.raises(FencedError):
+        train(log, settings(untied, tmp_path, publish=4), overlaps=True)
+    assert not steps_of(log)
 
 
 def test_copies_that_do_not_fit_memory_are_not_made(
