@@ -89,8 +89,8 @@ def _entropies(groups: Sequence[Group]) -> dict[str, Any]:
 
 def _staleness(rows: Sequence[TrainingRow], by_version: Mapping[int, int]) -> dict[str, Any]:
     """Over trained tokens, where their versions can be compared with that of the step."""
-    versions = [row.versions_T[row.loss_mask_T] for row in rows] if by_version else []
-    numbers, counts = np.unique(np.concatenate(versions or [[]]), return_counts=True)
+    versions = [row.versions_T[row.loss_mask_T] for row in rows if by_version]
+    numbers, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *versions]), return_counts=True)
     ages = np.array([by_version[int(number)] for number in numbers], np.int64)
     mean = float(ages @ counts) / max(1, int(counts.sum()))
     return {"staleness_mean": mean, "staleness_max": int(ages.max(initial=0))}

@@ -116,7 +116,7 @@ def test_rows_do_not_see_each_other(policy: Policy) -> None:
     together = next(micro_batches(rows, max_tokens=4096))
     with torch.no_grad():
         beside = logprobs_of(policy, together)
-        trained = beside.flatten()[together.trained_N].split(together.sizes_R.tolist())
+        trained = torch.split(beside.flatten()[together.trained_N], together.sizes_R.tolist())
         for number, row in enumerate(rows):
             (alone,) = micro_batches([row], max_tokens=1)
             expected = logprobs_of(policy, alone).flatten()[alone.trained_N]
